@@ -1,50 +1,66 @@
-//! `tidegate audit`: who changed what, and whether that record holds.
+//! `tidegate audit`: prints the audit, and verifies its hash chain.
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::BufReader;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
-use serde_json::{Value, json};
+use comfy_table::Table;
+use serde_json::{Map, Value, json};
 use tidegate_server::audit::{Checkpoint, verify_lines};
 use tidegate_server::timestamp;
 
 use crate::client::{self, Client};
-use crate::out::{Reader, shown};
+use crate::out::{self, Reader, shown};
+use crate::table::{self, cell_text};
 use crate::{CommandResult, Failure};
 
-/// How many entries are asked for at once.
+/// Entries per request.
 const PAGE: &str = "1000";
+
+/// Digits of a hash in the table.
+const HASH_DIGITS: usize = 12;
 
 pub(crate) fn command() -> Command {
     Command::new("audit")
-        .about("Shows who changed rules, and whether that record holds")
+        .about("Show and verify the audit of all changes")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(
             Command::new("show")
-                .about("Shows the entries; with --json one on each line, as `verify --file` reads them, and where they end")
+                .about("Show the entries of the audit")
+                .long_about(
+                    "Show the entries of the audit. With --json, each line is an entry, and the last line \
+                     is the checkpoint: an export for `audit verify --file`.",
+                )
                 .arg(
                     Arg::new("after")
                         .long("after")
                         .value_name("N")
                         .default_value("0")
                         .value_parser(value_parser!(u64))
-                        .help("Those after this one"),
+                        .help("Number of an entry; print the entries after it"),
                 )
                 .args(client::args()),
         )
         .subcommand(
             Command::new("verify")
-                .about("Follows the audit from its beginning, and exits with 1 if it does not hold")
-                .arg(
-                    Arg::new("file").long("file").value_name("FILE").help("An export, instead of a server's"),
+                .about("Verify the hash chain of the audit")
+                .long_about(
+                    "Verify the hash chain of the audit, and print its checkpoint. Keep the checkpoint \
+                     elsewhere: it detects a rewritten end.\n\nExit status: 0 if the chain is intact, 1 if \
+                     not.",
                 )
+                .arg(Arg::new("file").long("file").value_name("FILE").help(
+                    "Export of `audit show --json`, \
+                                                                           instead of a server",
+                ))
                 .arg(
                     Arg::new("checkpoint")
                         .long("checkpoint")
                         .value_name("LINE")
-                        .help("A line that was kept elsewhere, as this command prints it"),
+                        .help("Checkpoint of an earlier verification"),
                 )
                 .args(client::args()),
         )
@@ -64,11 +80,8 @@ fn show(matches: &ArgMatches) -> CommandResult {
     let mut after = first.to_string();
     let end = loop {
         let body = client.get("/v1/audit", &[("after", &after), ("limit", PAGE)])?.decided(&[200])?.body;
-        for entry in body["entries"].as_array().into_iter().flatten() {
-            let reader = if matches.get_flag("json") { say!("{entry}") } else { print(entry) };
-            if reader? == Reader::Gone {
-                return Ok(ExitCode::SUCCESS);
-            }
+        if print_page(&body["entries"], matches.get_flag("json"))? == Reader::Gone {
+            return Ok(ExitCode::SUCCESS);
         }
         match body["next"].as_u64() {
             Some(next) => after = next.to_string(),
@@ -76,25 +89,57 @@ fn show(matches: &ArgMatches) -> CommandResult {
         }
     };
     if matches.get_flag("json") && first == 0 {
-        // Without it, nobody could tell an export whose end is cut off from a shorter one. One without a beginning holds for
-        // nobody anyway.
+        // Without the checkpoint, a truncated export looks like a shorter one. An export without
+        // its first entries never verifies anyway.
         say!("{}", known_end(&end)?.to_line().map_err(Failure::failed)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the audit ends by what the store knows of it. What was printed says nothing of entries that somebody cut off there.
+/// Returns the end of the audit as the store records it. The printed entries alone cannot show that
+/// the last ones were cut off.
 fn known_end(last_page: &Value) -> Result<Checkpoint, Failure> {
     let line = last_page["checkpoint"].as_str();
-    let line = line.ok_or_else(|| Failure::failed("audit: the server does not say where it ends"))?;
+    let line = line.ok_or_else(|| Failure::failed("audit: the response has no `checkpoint`"))?;
     line.parse().map_err(Failure::failed)
 }
 
-fn print(entry: &Value) -> Result<Reader, Failure> {
-    let text = |field: &str| entry[field].as_str().unwrap_or_default();
-    let at = timestamp(entry["at_ms"].as_u64().unwrap_or_default());
-    let (actor, action, detail) = (text("actor"), text("action"), text("detail"));
-    say!("{}", shown(format_args!("{} {at} {actor} {action} {detail}", entry["sequence"])))
+/// Prints a page of entries: one per line as JSON, or as a table.
+fn print_page(entries: &Value, as_json: bool) -> Result<Reader, Failure> {
+    let entries = entries.as_array().map(Vec::as_slice).unwrap_or_default();
+    if as_json {
+        let mut lines = String::new();
+        for entry in entries {
+            // Writing to a string does not fail.
+            let _ = writeln!(lines, "{entry}");
+        }
+        return out::print(lines.as_bytes());
+    }
+    if entries.is_empty() { Ok(Reader::There) } else { say!("{}", entries_table(entries)) }
+}
+
+fn entries_table(entries: &[Value]) -> Table {
+    let mut table = table::with_header(["entry", "at", "actor", "action", "detail"]);
+    for entry in entries {
+        let at = entry["at_ms"].as_u64().map(timestamp).unwrap_or_default();
+        let detail = entry["detail"].as_str().unwrap_or_default();
+        let detail =
+            serde_json::from_str(detail).map_or_else(|_| shown(detail), |fields| detail_text(&fields));
+        let text = |field: &str| cell_text(&entry[field]);
+        table.add_row([text("sequence"), at, text("actor"), text("action"), detail]);
+    }
+    table
+}
+
+/// The fields of a detail that have a value. Hashes are shortened; --json has all digits.
+fn detail_text(fields: &Map<String, Value>) -> String {
+    let pairs = fields.iter().filter_map(|(name, value)| {
+        let text = cell_text(value);
+        let digits = if name.ends_with("_sha256") { HASH_DIGITS } else { text.len() };
+        let text: String = text.chars().take(digits).collect();
+        (!text.is_empty()).then(|| format!("{}={text}", shown(name)))
+    });
+    pairs.collect::<Vec<_>>().join(" ")
 }
 
 fn verify(matches: &ArgMatches) -> CommandResult {
@@ -112,9 +157,9 @@ fn verify(matches: &ArgMatches) -> CommandResult {
         return Ok(if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if !holds {
-        return Err(Failure::failed(found["problem"].as_str().unwrap_or("audit: does not hold")));
+        return Err(Failure::failed(found["problem"].as_str().unwrap_or("audit: the hash chain is broken")));
     }
-    say!("holds: {} entries\n{}", found["entries"], found["checkpoint"].as_str().unwrap_or_default())?;
+    say!("intact: {} entries\n{}", found["entries"], found["checkpoint"].as_str().unwrap_or_default())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -125,4 +170,25 @@ fn verify_file(path: &str, checkpoint: Option<&str>) -> Result<Value, Failure> {
         Ok(end) => json!({ "holds": true, "entries": end.count, "checkpoint": end.to_string() }),
         Err(error) => json!({ "holds": false, "problem": error.to_string() }),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_an_aligned_table() {
+        let entries = [
+            json!({ "sequence": 9, "at_ms": 0, "actor": "ann", "action": "change.apply",
+                    "detail": r#"{"approver":null,"change":1,"body_sha256":"a709911c43718"}"# }),
+            json!({ "sequence": 10, "at_ms": 1_500, "actor": "token:ci\u{1b}[2J", "action": "credential.put",
+                    "detail": "no\nobject" }),
+        ];
+        assert_eq!(
+            entries_table(&entries).trim_fmt(),
+            " entry  at                        actor              action          detail\n \
+             9      1970-01-01T00:00:00.000Z  ann                change.apply    body_sha256=a709911c4371 change=1\n \
+             10     1970-01-01T00:00:01.500Z  token:ci\\u{1b}[2J  credential.put  no\\nobject"
+        );
+    }
 }

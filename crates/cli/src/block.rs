@@ -1,4 +1,4 @@
-//! `tidegate block` and `tidegate unblock`: emergencies that let nothing pass.
+//! `tidegate block` and `tidegate unblock`: emergencies that deny every request.
 
 use std::process::ExitCode;
 
@@ -8,40 +8,44 @@ use serde_json::{Value, json};
 use crate::client::{self, Client, segment};
 use crate::naming::name_of;
 use crate::out::shown;
-use crate::rules::change::{ask, reason_arg, tell_not_in_force, yes_arg};
+use crate::rules::change::{ask, print_not_in_force, reason_arg, yes_arg};
 use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("block")
-        .about("Lets nothing of a key pass, at once and for a while")
+        .about("Deny all requests of a key, at once and for a limited time")
         .long_about(
-            "Lets nothing of a key pass, at once and for a while: an hour unless something shorter is said. The same said \
-             again lets it last for as long once more. Without a key nothing of the rule passes; without a rule nothing \
-             that any rule applies to, which asks whether that is meant.",
+            "Deny all requests of a key, at once and for at most an hour. A repeated block starts its time \
+             again. Without a key, the block denies all requests of the rule. Without a rule, it denies \
+             all requests under any rule. Both require a confirmation.",
         )
         .args(place_args())
-        .arg(Arg::new("for").long("for").value_name("PERIOD").default_value("1h").help("For how long, at most 1h"))
+        .arg(Arg::new("for").long("for").value_name("PERIOD").default_value("1h").help(
+            "Duration of the \
+                                                                                        block, at most 1h",
+        ))
         .args([reason_arg(), yes_arg()])
         .args(client::args())
 }
 
 pub(crate) fn unblock_command() -> Command {
-    Command::new("unblock").about("Ends what `tidegate block` began").args(place_args()).args(client::args())
+    Command::new("unblock").about("End a block").args(place_args()).args(client::args())
 }
 
 fn place_args() -> [Arg; 2] {
     [
-        Arg::new("rule").long("rule").value_name("RULE").help("The rule"),
+        Arg::new("rule").long("rule").value_name("RULE").help("Rule of the key [default: all rules]"),
         Arg::new("key")
             .long("key")
             .value_name("KEY")
             .requires("rule")
             .action(ArgAction::Append)
-            .help("A value or pattern with * for each part of the rule's key, in order"),
+            .help("Value or pattern with `*`; repeat it for each part of the rule's key, in order"),
     ]
 }
 
-/// What is blocked, and the id of the emergency that does it: the same block is the same emergency.
+/// The target of a block. It determines the id of the emergency, so a repeated block is the same
+/// emergency.
 struct BlockTarget<'m> {
     rule: Option<&'m str>,
     key: Vec<&'m str>,
@@ -61,12 +65,12 @@ impl<'m> BlockTarget<'m> {
         }
     }
 
-    /// What it is, for people.
+    /// Describes the target for people.
     fn words(&self) -> String {
         match self.rule {
-            None => "everything".to_owned(),
-            Some(rule) if self.key.is_empty() => format!("all of {rule}"),
-            Some(rule) => format!("{} of {rule}", self.key.join(", ")),
+            None => "all requests".to_owned(),
+            Some(rule) if self.key.is_empty() => format!("all requests of rule {rule}"),
+            Some(rule) => format!("{} of rule {rule}", self.key.join(", ")),
         }
     }
 }
@@ -108,6 +112,6 @@ fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String
     } else {
         say!("{}", shown(words(body)))?;
     }
-    tell_not_in_force(body);
+    print_not_in_force(body);
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::builder::RangedU64ValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tidegate_server::bounds::{PARAMETERS, Parameter, Situation, situation_json};
@@ -14,27 +14,30 @@ use tidegate_server::{Fleet, RuleSet};
 
 use crate::client::{self, Client};
 use crate::rules::read;
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, style, table};
 
-/// How many bounds are asked for at once.
+/// Bounds per request.
 const PAGE: &str = "1000";
 
 pub(crate) fn command() -> Command {
     Command::new("bound")
-        .about("Says how far each rule may be passed at most, term by term")
+        .about("Print the worst-case over-admission of each rule, term by term")
         .long_about(
-            "Says how far each rule may be passed at most, in units above what its limit lets pass in any interval, and \
-             what that is made of: of the rules in force on a server, or with --rules of a file. What is not said of the \
-             regions is as the server has it; of a file, there is one region of one process. Each fault is counted once \
-             unless said otherwise.",
+            "Print the worst-case over-admission of each rule, term by term: the units above its limit in \
+             any interval. The rules are those in force on a server, or with --rules those of a \
+             file.\n\nFlags replace the deployment of the server. The default for a file is one region \
+             with one node. Each kind of fault counts once by default.",
         )
-        .arg(Arg::new("rules").long("rules").value_name("FILE").help("A rules file (TOML), instead of a server"))
+        .arg(Arg::new("rules").long("rules").value_name("FILE").help(
+            "Rules file (TOML), instead of a \
+                                                                      server",
+        ))
         .arg(
             Arg::new("no_origin")
                 .long("no-origin")
                 .action(ArgAction::SetTrue)
                 .requires("rules")
-                .help("Processes of a region share no origin: each counts for itself"),
+                .help("Nodes of a region share no origin, so each counts alone"),
         )
         .args(PARAMETERS.iter().map(parameter_arg))
         .arg(
@@ -42,7 +45,7 @@ pub(crate) fn command() -> Command {
                 .long("weights")
                 .value_name("N,N,...")
                 .conflicts_with("regions")
-                .help("Regions by the weights of their standing parts, such as 3,1,1"),
+                .help("Weights of the regional shares, one for each region, such as 3,1,1"),
         )
         .args(client::args())
 }
@@ -68,12 +71,12 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         return Ok(ExitCode::SUCCESS);
     }
     let word = BoundAnswer::deserialize(&answer)
-        .map_err(|error| Failure::failed(format!("the server's answer is not one about bounds: {error}")))?;
+        .map_err(|error| Failure::failed(format!("the response has no bounds: {error}")))?;
     crate::out::print(word.to_text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the flags say, by the names of the parameters.
+/// Returns the parameters that flags set, with their values.
 fn said(matches: &ArgMatches) -> impl Iterator<Item = (&'static Parameter, u64)> {
     let value = |parameter: &'static Parameter| {
         let value = matches.get_one::<u64>(parameter.name).copied();
@@ -83,9 +86,9 @@ fn said(matches: &ArgMatches) -> impl Iterator<Item = (&'static Parameter, u64)>
 }
 
 fn of_file(matches: &ArgMatches, file: &str) -> Result<Value, Failure> {
-    // Whoever names both has one in mind that is not asked.
+    // With both flags, the server would be ignored without notice.
     if matches.value_source("server") == Some(ValueSource::CommandLine) {
-        return Err(Failure::usage("--rules, --server: a file or a server, not both"));
+        return Err(Failure::usage("--rules, --server: name a file or a server, not both"));
     }
     let text = read(file).map_err(|problem| Failure::usage(format!("{file}: {problem}")))?;
     let set = RuleSet::parse(&text).map_err(|problems| {
@@ -100,9 +103,8 @@ fn of_file(matches: &ArgMatches, file: &str) -> Result<Value, Failure> {
         situation.set_weights(weights).map_err(Failure::usage)?;
     }
     let bounds: Vec<_> = set.rules().iter().map(|rule| situation.report(rule)).collect();
-    Ok(
-        json!({ "rules_version": set.version(), "of": situation_json(&situation), "bounds": bounds, "next": null }),
-    )
+    let of = situation_json(&situation);
+    Ok(json!({ "rules_version": set.version(), "of": of, "bounds": bounds, "next": null }))
 }
 
 /// All bounds of a server, page by page.
@@ -131,7 +133,9 @@ fn of_server(matches: &ArgMatches) -> Result<Value, Failure> {
 
 fn join(mut before: Value, mut page: Value) -> Result<Value, Failure> {
     if before["rules_version"] != page["rules_version"] {
-        return Err(Failure::failed("the rules were changed while they were read; ask again"));
+        return Err(Failure::failed(
+            "rules_version: the rules changed between two pages: run the command again",
+        ));
     }
     if let (Some(all), Value::Array(more)) = (before["bounds"].as_array_mut(), page["bounds"].take()) {
         all.extend(more);
@@ -140,7 +144,7 @@ fn join(mut before: Value, mut page: Value) -> Result<Value, Failure> {
     Ok(before)
 }
 
-/// The parts of an answer that are shown.
+/// The fields of the response that are printed.
 #[derive(Deserialize)]
 struct BoundAnswer {
     rules_version: String,
@@ -195,7 +199,7 @@ impl BoundAnswer {
         let lag = if regions > 1 { format!(", a lag of {lag} between them") } else { String::new() };
         let _ = writeln!(
             text,
-            "rules {}; R = {regions} regions, N = {nodes} processes in each, {origin}{lag}",
+            "rules {}; R = {regions} regions, N = {nodes} nodes in each, {origin}{lag}",
             self.rules_version
         );
         text
@@ -215,34 +219,30 @@ impl RuleBound {
         }
         let _ = writeln!(text, "\n{}", self.table());
         if self.each_window && self.total > 0 {
-            text.push_str("in each window, not once\n");
+            text.push_str("in each window, not once in total\n");
         }
         if self.open_without_origin {
-            text.push_str("while an origin is gone it stops nobody: there is no bound then\n");
+            text.push_str("the rule fails open while an origin is down: it has no bound then\n");
         }
         for warning in &self.warnings {
-            let _ = writeln!(text, "warning: {warning}");
+            let _ = writeln!(text, "{} {warning}", style::paint(style::WARNING, "warning:"));
         }
         text
     }
 
     fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.load_style(presets::NOTHING);
-        table.set_header(["above the limit", "is", "when", "units"]);
+        let mut table = table::with_header(["term", "formula", "when", "units"]);
         for term in &self.terms {
             table.add_row([&term.name, &term.formula, &term.when, &term.units.to_string()]);
         }
-        table.add_row(["while nothing goes wrong", "", "", &self.steady.to_string()]);
-        table.add_row(["at most", "", "", &self.total.to_string()]);
-        if let Some(column) = table.column_mut(3) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        table.add_row(["without faults", "", "", &self.steady.to_string()]);
+        table.add_row(["in total, at most", "", "", &self.total.to_string()]);
+        table::align_right(&mut table, 3);
         table
     }
 }
 
-/// A time in the largest unit that it is a whole number of, as rules are written.
+/// Formats a time in the largest unit that divides it, as rules write it.
 fn period(us: u64) -> String {
     let units =
         [("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1_000)];
@@ -255,7 +255,7 @@ mod tests {
     use super::period;
 
     #[test]
-    fn times_are_told_as_they_are_written() {
+    fn periods_are_printed_in_configuration_syntax() {
         let cases = [
             (60_000_000, "1m"),
             (86_400_000_000, "1d"),

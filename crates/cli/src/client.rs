@@ -1,4 +1,4 @@
-//! Asks a running server over HTTP.
+//! HTTP client for the admin API of a running server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,38 +9,40 @@ use ureq::http::{Response, Uri};
 use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, RequestBuilder, Timeout};
 
-use crate::{Failure, environment};
+use crate::{Failure, environment, tls_failure};
 
-/// Where a server's admin listener is when nothing else was said.
+/// Default address of a server's admin listener.
 const LOCAL_SERVER: &str = "http://127.0.0.1:8090";
 
-/// How long a server may take to be there. Longer: patience with a slow network; shorter: sooner to know that it is down.
+/// Timeout of a connection. Longer: more patience with a slow network; shorter: an earlier error if
+/// the server is down.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long a server may take for all of an answer. A change is compiled with all the rules there are, and a person who gave
-/// up would not know what became of it. Longer: patience with a million rules; shorter: sooner to know of one that hangs.
+/// Timeout for a complete response. The server compiles a change with all rules, and a client that
+/// gives up does not learn the outcome. Longer: allows for a million rules; shorter: detects a hung
+/// server sooner.
 const ANSWER_TIME_MAX: Duration = Duration::from_mins(1);
 
-/// The largest answer: far above any that a server of ours gives.
+/// Maximum size of a response, bytes: far above any response of the server.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
 /// The largest certificate file.
 const PEM_BYTES_MAX: u64 = 1 << 20;
 
-/// The flags of every command that asks a server.
+/// The flags of every command that calls a server.
 pub(crate) fn args() -> Vec<Arg> {
     vec![
         Arg::new("server")
             .long("server")
-            .value_name("URL")
+            .value_name("ADDRESS")
             .env(environment::SERVER)
             .default_value(LOCAL_SERVER)
-            .help("The server to ask"),
+            .help("Admin listener of the server: HOST:PORT, http://HOST:PORT or https://HOST:PORT"),
         token_arg(),
-        file_arg("ca", "Authority (PEM) of the server's certificate, instead of the well-known ones"),
-        file_arg("client_cert", "Certificate chain (PEM) to show to a server that asks for one")
+        file_arg("ca", "CA certificate (PEM) of an https:// server, instead of the public ones"),
+        file_arg("client_cert", "Certificate chain (PEM), for servers that require one")
             .requires("client_key"),
-        file_arg("client_key", "Private key (PEM) of the certificate").requires("client_cert"),
+        file_arg("client_key", "Private key (PEM) of the client certificate").requires("client_cert"),
         json_arg(),
     ]
 }
@@ -52,26 +54,26 @@ pub(crate) fn token_arg() -> Arg {
         .value_name("TOKEN")
         .env(environment::TOKEN)
         .hide_env_values(true)
-        .help("Token, where the server has any; better in the variable, where other users do not see it")
+        .help("Token of the server; prefer the variable, because other users can read arguments")
 }
 
-/// The flag for answers that programs read.
+/// The flag for output that programs read.
 pub(crate) fn json_arg() -> Arg {
-    Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON")
+    Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON instead of text")
 }
 
 fn file_arg(id: &'static str, help: &'static str) -> Arg {
     Arg::new(id).long(id.replace('_', "-")).value_name("FILE").help(help)
 }
 
-/// A server, and what opens it.
+/// A server, and the credential for it.
 pub(crate) struct Client {
     agent: Agent,
     server: String,
     token: Option<String>,
 }
 
-/// What a server said.
+/// A server's response.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: Value,
@@ -81,10 +83,9 @@ impl Client {
     /// The server that the flags name.
     pub(crate) fn new(matches: &ArgMatches) -> Result<Self, Failure> {
         let server = matches.get_one::<String>("server").map_or(LOCAL_SERVER, String::as_str);
-        let server = server.trim_end_matches('/').to_owned();
-        check_url(&server)?;
+        let server = base_url(server)?;
         let config = Agent::config_builder()
-            // What a server says about an error is worth more than its number.
+            // The body of an error response has more detail than its status.
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT_TIME_MAX))
             .timeout_global(Some(ANSWER_TIME_MAX))
@@ -96,21 +97,21 @@ impl Client {
         Ok(Self { agent: config.into(), server, token })
     }
 
-    /// Posts JSON, and waits for the answer.
+    /// Posts JSON and waits for the response.
     pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Answer, Failure> {
         let url = format!("{}{path}", self.server);
         let sent = self.with_token(self.agent.post(&url)).send_json(body);
         self.read(&url, sent)
     }
 
-    /// Gets what a path and its parameters name, and waits for it.
+    /// Gets a path with parameters and waits for the response.
     pub(crate) fn get(&self, path: &str, query: &[(&str, &str)]) -> Result<Answer, Failure> {
         let url = format!("{}{path}", self.server);
         let sent = self.with_token(self.agent.get(&url).query_pairs(query.iter().copied())).call();
         self.read(&url, sent)
     }
 
-    /// Deletes what a path names, and waits until it is gone.
+    /// Deletes a path and waits for the response.
     pub(crate) fn delete(&self, path: &str) -> Result<Answer, Failure> {
         let url = format!("{}{path}", self.server);
         let sent = self.with_token(self.agent.delete(&url)).call();
@@ -133,37 +134,57 @@ impl Client {
             .limit(ANSWER_BYTES_MAX)
             .read_to_string()
             .map_err(|error| self.not_answered(&error))?;
-        let body = serde_json::from_str(&text)
-            .map_err(|_| Failure::failed(format!("{url}: answered {status}, and not with JSON")))?;
+        let body = serde_json::from_str(&text).map_err(|_| {
+            Failure::failed(format!(
+                "{url}: the response with status {status} is not JSON: is it the admin listener?"
+            ))
+        })?;
         Ok(Answer { status, body })
     }
 
     fn not_answered(&self, error: &ureq::Error) -> Failure {
         let server = &self.server;
+        if let Some(problem) = tls_failure::describe(error) {
+            return Failure::unreachable(format!("{server}: {problem}"));
+        }
         match error {
             ureq::Error::Http(_) => {
-                Failure::usage("token: has characters that a header cannot carry".to_owned())
+                Failure::usage("token: a header field cannot carry its characters: use printable ASCII")
             }
+            ureq::Error::HostNotFound => Failure::unreachable(format!(
+                "{server}: the host name has no address (--server, TIDEGATE_SERVER)"
+            )),
             ureq::Error::Timeout(Timeout::Connect) => {
-                Failure::unreachable(format!("{server}: not there within {CONNECT_TIME_MAX:?}"))
+                Failure::unreachable(format!("{server}: no connection within {CONNECT_TIME_MAX:?}"))
             }
             ureq::Error::Timeout(_) => {
-                Failure::unreachable(format!("{server}: no answer within {ANSWER_TIME_MAX:?}"))
+                Failure::unreachable(format!("{server}: no response within {ANSWER_TIME_MAX:?}"))
             }
-            error => Failure::unreachable(format!(
-                "{server}: {error}: is the server running, and is this its address? (--server, TIDEGATE_SERVER)"
+            ureq::Error::Protocol(error) => Failure::unreachable(format!(
+                "{server}: the response is not HTTP ({error}): if the server uses TLS, use https://"
             )),
+            ureq::Error::Io(error) => self.not_reached(error),
+            error => self.not_reached(error),
         }
+    }
+
+    fn not_reached(&self, error: &dyn std::fmt::Display) -> Failure {
+        let server = &self.server;
+        Failure::unreachable(format!(
+            "{server}: {error}: is the server running, and is this its address? (--server, \
+             TIDEGATE_SERVER)"
+        ))
     }
 }
 
 impl Answer {
-    /// The answer of a request that worked; otherwise what the server says was wrong.
+    /// Returns the response if its status is one of `good`. Otherwise returns the server's error.
     pub(crate) fn decided(self, good: &[u16]) -> Result<Self, Failure> {
         if good.contains(&self.status) {
             return Ok(self);
         }
-        let detail = self.body.get("detail").and_then(Value::as_str).unwrap_or("no reason given");
+        let detail =
+            self.body.get("detail").and_then(Value::as_str).unwrap_or("the response has no `detail`");
         let hint = match self.status {
             401 | 403 => " (--token, TIDEGATE_TOKEN)",
             _ => "",
@@ -178,15 +199,25 @@ pub(crate) fn segment(text: &str) -> String {
     percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
-fn check_url(server: &str) -> Result<(), Failure> {
-    let parsed: Option<Uri> = server.parse().ok();
-    let good = parsed.is_some_and(|uri| {
-        matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some() && uri.query().is_none()
-    });
-    if good {
-        return Ok(());
+/// The URL of a server, to which paths are appended. An address without a scheme has a port, and
+/// means `http://`.
+fn base_url(server: &str) -> Result<String, Failure> {
+    let server = server.trim_end_matches('/');
+    let has_scheme = server.contains("://");
+    let url = if has_scheme { server.to_owned() } else { format!("http://{server}") };
+    let is_base = |uri: Uri| {
+        matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some_and(|host| !host.is_empty())
+            && (has_scheme || uri.port_u16().is_some())
+            && uri.query().is_none()
+    };
+    if url.parse().is_ok_and(is_base) {
+        return Ok(url);
     }
-    Err(Failure::usage(format!("server: {server:?} is not a URL such as {LOCAL_SERVER}")))
+    Err(Failure::usage(format!(
+        "server: {server:?} is not an address such as localhost:8090, {LOCAL_SERVER} or \
+         https://gate.example:8090"
+    )))
 }
 
 fn tls(matches: &ArgMatches) -> Result<TlsConfig, Failure> {
@@ -211,7 +242,11 @@ fn certificates(flag: &str, path: &Path) -> Result<Vec<Certificate<'static>>, Fa
             certificates.push(certificate);
         }
     }
-    if certificates.is_empty() { Err(unfit(flag, path, &"no certificate in it")) } else { Ok(certificates) }
+    if certificates.is_empty() {
+        Err(unfit(flag, path, &"the file has no certificate"))
+    } else {
+        Ok(certificates)
+    }
 }
 
 fn read(flag: &str, path: &Path) -> Result<Vec<u8>, Failure> {
@@ -224,4 +259,36 @@ fn read(flag: &str, path: &Path) -> Result<Vec<u8>, Failure> {
 
 fn unfit(flag: &str, path: &Path, problem: &dyn std::fmt::Display) -> Failure {
     Failure::usage(format!("{flag}: {}: {problem}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_omit_the_scheme() {
+        for (server, url) in [
+            ("localhost:18080", "http://localhost:18080"),
+            ("127.0.0.1:8090/", "http://127.0.0.1:8090"),
+            ("[::1]:8090", "http://[::1]:8090"),
+            ("http://localhost:18080/", "http://localhost:18080"),
+            ("https://gate.example", "https://gate.example"),
+            ("https://gate.example/tidegate/", "https://gate.example/tidegate"),
+        ] {
+            assert_eq!(base_url(server).ok().as_deref(), Some(url), "{server}");
+        }
+        for server in [
+            "",
+            "localhost",
+            "::1:8090",
+            ":8090",
+            "ftp://localhost:21",
+            "http://",
+            "localhost:80000",
+            "a b:1",
+        ] {
+            let failure = base_url(server).err().unwrap_or_else(|| panic!("{server} is refused"));
+            assert!(failure.words.starts_with("server: "), "{}", failure.words);
+        }
+    }
 }

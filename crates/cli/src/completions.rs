@@ -1,4 +1,4 @@
-//! `tidegate completions`: what a shell needs to complete the command line.
+//! `tidegate completions`: prints the completion script of a shell.
 
 use std::process::ExitCode;
 
@@ -9,9 +9,9 @@ use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("completions")
-        .about("Prints completions for a shell")
+        .about("Print completions for a shell")
         .long_about(
-            "Prints completions for a shell, such as:\n\n  tidegate completions bash > \
+            "Print completions for a shell, such as:\n\n  tidegate completions bash > \
              ~/.local/share/bash-completion/completions/tidegate",
         )
         .arg(
@@ -19,13 +19,13 @@ pub(crate) fn command() -> Command {
                 .value_name("SHELL")
                 .required(true)
                 .value_parser(value_parser!(Shell))
-                .help("The shell"),
+                .help("Name of the shell"),
         )
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some(shell) = matches.get_one::<Shell>("shell") else {
-        return Err(Failure::usage("shell: which?"));
+        return Err(Failure::usage("shell: missing"));
     };
     let mut script = Vec::new();
     clap_complete::generate(*shell, &mut crate::command(), "tidegate", &mut script);

@@ -1,30 +1,36 @@
-//! `tidegate credential`: who may ask servers that keep their rules in a store.
+//! `tidegate credential`: manages the credentials in a rule store.
 
 use std::process::ExitCode;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command};
+use comfy_table::Table;
 use serde_json::{Value, json};
 use tidegate_server::auth::Role;
 use tidegate_server::timestamp;
 
 use crate::client::{self, Client, segment};
-use crate::out::shown;
-use crate::rules::change::tell_not_in_force;
+use crate::rules::change::print_not_in_force;
 use crate::rules::unexpected;
-use crate::{CommandResult, Failure};
+use crate::table::{self, cell_text};
+use crate::{CommandResult, expiry};
 
 pub(crate) fn command() -> Command {
     Command::new("credential")
-        .about("Makes, lists and revokes credentials of a store")
+        .about("Create, list and revoke credentials of a store")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(Command::new("list").about("Lists credentials, by their hashes").args(client::args()))
+        .subcommand(Command::new("list").about("List credentials by their hashes").args(client::args()))
         .subcommand(new_command())
         .subcommand(
             Command::new("revoke")
-                .about("Ends a credential at once, on every server")
-                .arg(Arg::new("hash").value_name("HASH").required(true).help("Its hash, as `list` shows it"))
+                .about("Revoke a credential at once, on all servers of the store")
+                .arg(
+                    Arg::new("hash")
+                        .value_name("HASH")
+                        .required(true)
+                        .help("Hash of the credential; see `list`"),
+                )
                 .args(client::args()),
         )
 }
@@ -34,20 +40,21 @@ fn new_command() -> Command {
         Arg::new(id).long(id).value_name(value).help(help)
     };
     Command::new("new")
-        .about("Makes a token and prints it, once; the store keeps its hash")
-        .arg(text("name", "NAME", "Whose it is: by this name the audit knows who acts").required(true))
+        .about("Create a token and print it once; the store keeps its hash")
+        .arg(text("name", "NAME", "Name of the holder, for the audit").required(true))
         .arg(
-            text("role", "ROLE", "What it allows")
+            text("role", "ROLE", "Role; each role includes the ones before it")
                 .required(true)
                 .value_parser(PossibleValuesParser::new(Role::ALL.map(Role::as_str))),
         )
-        .arg(text("tenant", "NAME", "Whose keys it opens [default: those of no tenant]"))
+        .arg(text("tenant", "NAME", "Tenant of the token [default: none]"))
         .arg(
-            Arg::new("expires_ms")
-                .long("expires-ms")
-                .value_name("MS")
-                .value_parser(value_parser!(u64))
-                .help("When it ends, in milliseconds since 1970 [default: when it is revoked]"),
+            text(
+                "expires",
+                "TIME",
+                "End: RFC 3339, a duration (90d), or Unix seconds or ms [default: never]",
+            )
+            .value_parser(expiry::parse),
         )
         .args(client::args())
 }
@@ -67,12 +74,15 @@ fn list(matches: &ArgMatches) -> CommandResult {
     loop {
         let query: Vec<(&str, &str)> = if after.is_empty() { Vec::new() } else { vec![("after", &after)] };
         let body = client.get("/v1/credentials", &query)?.decided(&[200])?.body;
-        for credential in body["credentials"].as_array().ok_or_else(|| unexpected("credentials"))? {
-            if matches.get_flag("json") {
+        let credentials = body["credentials"].as_array().ok_or_else(|| unexpected("credentials"))?;
+        if matches.get_flag("json") {
+            for credential in credentials {
                 say!("{credential}")?;
-            } else {
-                print(credential)?;
             }
+        } else if !credentials.is_empty() {
+            say!("{}", credentials_table(credentials))?;
+        } else if after.is_empty() {
+            say!("no credentials")?;
         }
         match body["next"].as_str() {
             Some(next) => next.clone_into(&mut after),
@@ -81,17 +91,19 @@ fn list(matches: &ArgMatches) -> CommandResult {
     }
 }
 
-fn print(credential: &Value) -> Result<(), Failure> {
-    let text = |field: &str| credential[field].as_str().unwrap_or_default();
-    let of = match text("tenant") {
-        "" => String::new(),
-        tenant => format!(" of {tenant}"),
-    };
-    let until =
-        credential["expires_ms"].as_u64().map_or_else(String::new, |ms| format!(", until {}", timestamp(ms)));
-    let (hash, name, role) = (text("hash"), text("name"), text("role"));
-    say!("{}", shown(format_args!("{hash} {name}: {role}{of}{until}")))?;
-    Ok(())
+fn credentials_table(credentials: &[Value]) -> Table {
+    let mut table = table::with_header(["hash", "name", "role", "tenant", "expires"]);
+    for credential in credentials {
+        table.add_row([
+            cell_text(&credential["hash"]),
+            cell_text(&credential["name"]),
+            cell_text(&credential["role"]),
+            cell_text(&credential["tenant"]),
+            credential["expires_ms"].as_u64().map(timestamp).unwrap_or_default(),
+        ]);
+    }
+    table::hide_empty(&mut table);
+    table
 }
 
 fn make(matches: &ArgMatches) -> CommandResult {
@@ -100,15 +112,15 @@ fn make(matches: &ArgMatches) -> CommandResult {
         "name": text("name"),
         "role": text("role"),
         "tenant": text("tenant"),
-        "expires_ms": matches.get_one::<u64>("expires_ms"),
+        "expires_ms": matches.get_one::<u64>("expires"),
     });
     let body = Client::new(matches)?.post("/v1/credentials", &question)?.decided(&[200])?.body;
     if matches.get_flag("json") {
         say!("{body}")?;
     } else {
-        say!("{}\n\nThis is shown once.", body["token"].as_str().ok_or_else(|| unexpected("token"))?)?;
+        say!("{}\n\nThe token is printed once.", body["token"].as_str().ok_or_else(|| unexpected("token"))?)?;
     }
-    tell_not_in_force(&body);
+    print_not_in_force(&body);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -121,6 +133,6 @@ fn revoke(matches: &ArgMatches) -> CommandResult {
     } else {
         say!("revoked")?;
     }
-    tell_not_in_force(&body);
+    print_not_in_force(&body);
     Ok(ExitCode::SUCCESS)
 }

@@ -1,51 +1,58 @@
-//! `tidegate emergency`: what goes before all rules, for an hour at most unless renewed.
+//! `tidegate emergency`: declarations that take precedence over all rules, for one hour at most
+//! unless renewed.
 
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use comfy_table::Table;
 use serde_json::{Map, Value, json};
 
 use crate::client::{self, Client, segment};
 use crate::out::shown;
-use crate::rules::change::{ask, reason_arg, tell_not_in_force, yes_arg};
-use crate::rules::unexpected;
+use crate::rules::change::{ask, print_not_in_force, reason_arg, yes_arg};
+use crate::rules::{limit_text, unexpected};
+use crate::table::{self, cell_text};
 use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
-    let id = || Arg::new("id").value_name("ID").required(true).help("Its id, as `list` shows it");
+    let id = || Arg::new("id").value_name("ID").required(true).help("Id of the emergency; see `list`");
     Command::new("emergency")
-        .about("Declares what goes before all rules for a while, and looks at what was declared")
+        .about("Block, allow or limit requests for a limited time, before all rules")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(Command::new("list").about("Lists emergencies that last").args(client::args()))
-        .subcommand(declaration("block", "Lets nothing pass"))
-        .subcommand(declaration("allow", "Lets everything pass"))
+        .subcommand(Command::new("list").about("List emergencies in force").args(client::args()))
+        .subcommand(declaration("block", "Deny all requests"))
+        .subcommand(declaration("allow", "Allow all requests"))
         .subcommand(
-            declaration("limit", "Lets as much pass as is said")
+            declaration("limit", "Set a limit")
                 .arg(
                     Arg::new("limit")
                         .long("limit")
                         .value_name("N")
                         .required(true)
                         .value_parser(value_parser!(u64))
-                        .help("How much may pass in each period"),
+                        .help("Units per period"),
                 )
                 .arg(
-                    Arg::new("period").long("period").value_name("PERIOD").required(true).help("Such as 1m"),
+                    Arg::new("period")
+                        .long("period")
+                        .value_name("PERIOD")
+                        .required(true)
+                        .help("Period of the limit, such as 1m"),
                 ),
         )
         .subcommand(
             Command::new("renew")
-                .about("Lets an emergency last from now on for as long as is said")
+                .about("Start the time of an emergency again")
                 .arg(id())
                 .arg(for_arg())
                 .args(client::args()),
         )
-        .subcommand(Command::new("end").about("Ends an emergency").arg(id()).args(client::args()))
+        .subcommand(Command::new("end").about("End an emergency").arg(id()).args(client::args()))
 }
 
 fn for_arg() -> Arg {
-    Arg::new("for").long("for").value_name("PERIOD").default_value("1h").help("For how long, at most 1h")
+    Arg::new("for").long("for").value_name("PERIOD").default_value("1h").help("Duration from now, at most 1h")
 }
 
 fn declaration(name: &'static str, about: &'static str) -> Command {
@@ -54,22 +61,18 @@ fn declaration(name: &'static str, about: &'static str) -> Command {
     };
     Command::new(name)
         .about(about)
-        .arg(text("rule", "RULE", "Only what this rule applies to"))
+        .arg(text("rule", "RULE", "Rule that it applies to [default: all rules]"))
         .arg(
             text(
                 "key",
                 "KEY",
-                "Only these keys of the rule: a value or pattern with * for each part, in order",
+                "Value or pattern with `*`; repeat it for each part of the rule's key, in order",
             )
             .requires("rule")
             .action(ArgAction::Append),
         )
-        .arg(text("tenant", "NAME", "Only requests of this tenant"))
-        .arg(text(
-            "id",
-            "ID",
-            "What it is called; said again, it takes the place of the one before [default: random]",
-        ))
+        .arg(text("tenant", "NAME", "Tenant that it applies to [default: all tenants]"))
+        .arg(text("id", "ID", "Id; an existing emergency with this id is replaced [default: random]"))
         .arg(for_arg())
         .args([reason_arg(), yes_arg()])
         .args(client::args())
@@ -91,12 +94,36 @@ fn list(matches: &ArgMatches) -> CommandResult {
         say!("{body}")?;
         return Ok(ExitCode::SUCCESS);
     }
-    for emergency in body["emergencies"].as_array().ok_or_else(|| unexpected("emergencies"))? {
-        let text = |field: &str| emergency[field].as_str().unwrap_or_default();
-        let (id, expires) = (text("id"), text("expires"));
-        say!("{}", shown(format_args!("{id} until {expires}: {}", emergency["body"])))?;
+    let emergencies = body["emergencies"].as_array().ok_or_else(|| unexpected("emergencies"))?;
+    if emergencies.is_empty() {
+        say!("no emergencies")?;
+    } else {
+        say!("{}", emergencies_table(emergencies))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn emergencies_table(emergencies: &[Value]) -> Table {
+    let header = ["id", "action", "limit", "rule", "key", "when", "tenant", "until", "by", "reason"];
+    let mut table = table::with_header(header);
+    for emergency in emergencies {
+        let body = &emergency["body"];
+        let field = |name: &str| cell_text(&body[name]);
+        table.add_row([
+            cell_text(&emergency["id"]),
+            field("action"),
+            limit_text(body),
+            field("rule"),
+            field("key"),
+            field("when"),
+            field("tenant"),
+            cell_text(&emergency["expires"]),
+            field("by"),
+            field("reason"),
+        ]);
+    }
+    table::hide_empty(&mut table);
+    table
 }
 
 fn declare(matches: &ArgMatches, action: &str) -> CommandResult {
@@ -118,7 +145,7 @@ fn declare(matches: &ArgMatches, action: &str) -> CommandResult {
         ask(&Client::new(matches)?, "/v1/emergencies", Value::Object(fields), matches)?.decided(&[200])?;
     tell(matches, &answer.body, |body| {
         let text = |field: &str| body["emergency"][field].as_str().unwrap_or_default();
-        format!("{} until {}: {action}", text("id"), text("expires"))
+        format!("emergency {:?} in force until {}: {action}", text("id"), text("expires"))
     })
 }
 
@@ -131,7 +158,7 @@ fn renew(matches: &ArgMatches) -> CommandResult {
     let question = json!({ "for": matches.get_one::<String>("for") });
     let answer = Client::new(matches)?.post(&format!("{}/renew", path_of(matches)), &question)?;
     tell(matches, &answer.decided(&[200])?.body, |body| {
-        format!("lasts until {}", body["expires"].as_str().unwrap_or_default())
+        format!("in force until {}", body["expires"].as_str().unwrap_or_default())
     })
 }
 
@@ -150,6 +177,31 @@ fn tell(
     } else {
         say!("{}", shown(words(body)))?;
     }
-    tell_not_in_force(body);
+    print_not_in_force(body);
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn emergencies_are_a_table_without_empty_columns() {
+        let emergencies = [
+            json!({
+                "id": "block:per_user:eve", "expires": "2026-11-18T10:00:00.000Z", "expires_ms": 1,
+                "body": { "action": "block", "rule": "per_user", "key": ["eve"], "by": "ann" },
+            }),
+            json!({
+                "id": "calm\u{1b}[2J", "expires": "2026-11-18T10:30:00.000Z",
+                "body": { "action": "limit", "limit": 5, "period": "1m", "by": "local" },
+            }),
+        ];
+        assert_eq!(
+            emergencies_table(&emergencies).trim_fmt(),
+            " id                  action  limit     rule      key  until                     by\n \
+             block:per_user:eve  block             per_user  eve  2026-11-18T10:00:00.000Z  ann\n \
+             calm\\u{1b}[2J       limit   5 per 1m                 2026-11-18T10:30:00.000Z  local"
+        );
+    }
 }

@@ -1,5 +1,5 @@
-//! The variables that `serve` reads. Whatever else begins like them is a mistake, and is told as one: a setting that is
-//! misspelt would otherwise be one that silently does not count.
+//! The environment variables that `serve` reads. Any other variable with their prefix is an error,
+//! because a misspelt setting would otherwise be ignored silently.
 
 use std::ffi::{OsStr, OsString};
 
@@ -12,10 +12,10 @@ const PREFIX: &str = "TIDEGATE_";
 /// The configuration file.
 pub(crate) const CONFIG: &str = "TIDEGATE_CONFIG";
 
-/// What is logged.
+/// The log filter.
 pub(crate) const LOG: &str = "TIDEGATE_LOG";
 
-/// What the commands that ask a server read: it may be set where one is started, too.
+/// Variables of the commands that call a server. They may also be set where a server starts.
 pub(crate) const SERVER: &str = "TIDEGATE_SERVER";
 pub(crate) const TOKEN: &str = "TIDEGATE_TOKEN";
 
@@ -34,9 +34,7 @@ pub(crate) fn unknown(variables: impl Iterator<Item = (OsString, OsString)>) -> 
     };
     let mut problems: Vec<String> = variables
         .filter(is_unknown)
-        .map(|(name, _)| {
-            format!("{}: not a variable of this program; see `tidegate serve --help`", name.display())
-        })
+        .map(|(name, _)| format!("{}: unknown variable; see `tidegate serve --help`", name.display()))
         .collect();
     problems.sort();
     problems
@@ -46,8 +44,9 @@ fn is_known(name: &str) -> bool {
     [CONFIG, LOG, SERVER, TOKEN].contains(&name) || SETTINGS.iter().any(|setting| variable(setting) == name)
 }
 
-/// Kubernetes tells every container of the services beside it: of one named `tidegate` as `TIDEGATE_SERVICE_HOST`,
-/// `TIDEGATE_SERVICE_PORT_HTTP`, `TIDEGATE_PORT=tcp://...`, `TIDEGATE_PORT_8080_TCP_ADDR` and the like.
+/// Whether Kubernetes set the variable for a service link. For a service named `tidegate` it sets
+/// `TIDEGATE_SERVICE_HOST`, `TIDEGATE_SERVICE_PORT_HTTP`, `TIDEGATE_PORT=tcp://...`,
+/// `TIDEGATE_PORT_8080_TCP_ADDR` and the like in every container.
 fn is_service_link(name: &str, value: &OsStr) -> bool {
     let named_port = |(_, rest): (&str, &str)| rest.starts_with(|first: char| first.is_ascii_digit());
     name.ends_with("_SERVICE_HOST")
@@ -57,24 +56,26 @@ fn is_service_link(name: &str, value: &OsStr) -> bool {
         || name.ends_with("_PORT") && value.to_string_lossy().contains("://")
 }
 
-/// What is logged, by the value of [`LOG`].
+/// Parses the value of [`LOG`] as a log filter.
 pub(crate) fn log_filter(value: Option<&OsStr>) -> Result<EnvFilter, String> {
     let text = match value {
         None => LOG_DEFAULT,
-        Some(value) => value.to_str().ok_or_else(|| format!("{LOG}: not text"))?,
+        Some(value) => value.to_str().ok_or_else(|| format!("{LOG}: the value is not UTF-8"))?,
     };
     let problem = |what: &str, why: &str| {
         format!(
-            "{LOG}: {what:?} {why}; a level such as \"info\", or a filter such as \"tidegate_server=debug\""
+            "{LOG}: {what:?} {why}; expected a level such as \"info\", or a filter such as \
+             \"tidegate_server=debug\""
         )
     };
-    // A word alone would be taken for the name of a module that does not exist, and nothing be logged.
+    // The parser would take a single unknown word for the name of a module, and nothing would be
+    // logged.
     let is_level = |word: &str| !word.is_empty() && word.parse::<LevelFilter>().is_ok();
     let wrong = text.split(',').find(|part| !part.contains(['=', '[']) && !is_level(part));
     match wrong {
-        Some(part) => Err(problem(part, "is not a level")),
+        Some(part) => Err(problem(part, "is not a log level")),
         None => {
-            EnvFilter::builder().parse(text).map_err(|error| problem(text, &format!("is wrong: {error}")))
+            EnvFilter::builder().parse(text).map_err(|error| problem(text, &format!("is invalid: {error}")))
         }
     }
 }
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_misspelt_is_told() {
+    fn unknown_environment_variables_are_reported() {
         let problems = unknown_of(&[
             ("PATH", "/bin"),
             ("TIDEGATE_HTTP_LISTEN", "off"),
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kubernetes_tells_of_services_is_no_mistake() {
+    fn kubernetes_service_variables_are_accepted() {
         let links = [
             ("TIDEGATE_SERVICE_HOST", "10.0.0.1"),
             ("TIDEGATE_SERVICE_PORT", "8080"),

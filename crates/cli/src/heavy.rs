@@ -1,37 +1,37 @@
-//! `tidegate heavy`: asks a running server who has been near a limit for a while.
+//! `tidegate heavy`: lists the heavy keys of a running server.
 
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use serde::Deserialize;
 
 use crate::client::{self, Client};
 use crate::out::shown;
 use crate::why::{LimitAnswer, or_dash, query, tenant_arg};
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, table};
 
 pub(crate) fn command() -> Command {
     Command::new("heavy")
-        .about("Asks a running server who has been near a limit for a while")
+        .about("List keys that stayed near a limit")
         .long_about(
-            "Asks a running server which keys were near a limit in at least half of the last minutes. In a minute a key is \
-             near a limit if one of its logged requests found more than 80 % of the burst spent, or if its samples, of \
-             which there have to be 16, say that it used more than 80 % of what the limit lets pass in a minute.",
+            "List the keys that were near a limit in at least half of the last minutes.\n\nA key is near a \
+             limit in a minute if one of its records found more than 80 % of the burst used. It is also \
+             near if its samples, 16 or more, indicate more than 80 % of the rate.",
         )
         .arg(
             Arg::new("minutes")
                 .long("minutes")
                 .value_name("N")
                 .default_value("10")
-                .help("How many of the last minutes to look at, 2 to 60"),
+                .help("Number of the last minutes to search, 2 to 60"),
         )
         .arg(
             Arg::new("limit")
                 .long("limit")
                 .value_name("N")
                 .default_value("100")
-                .help("How many keys to list, 1 to 1000"),
+                .help("Number of keys to list, 1 to 1000"),
         )
         .arg(tenant_arg())
         .args(client::args())
@@ -45,24 +45,34 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         say!("{}", answer.body)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let word = HeavyAnswer::deserialize(&answer.body)
-        .map_err(|error| Failure::failed(format!("the server's answer is not one of its log: {error}")))?;
-    if word.keys.is_empty() {
-        say!("nobody was near a limit in half of the last {} minutes", word.minutes)?;
+    let heavy_answer = HeavyAnswer::deserialize(&answer.body)
+        .map_err(|error| Failure::failed(format!("the response has no heavy keys: {error}")))?;
+    if heavy_answer.keys.is_empty() {
+        say!("{}", nothing_found(&heavy_answer))?;
     } else {
-        say!("{}", table(&word))?;
-        let more = word.of.saturating_sub(word.keys.len());
+        say!("{}", keys_table(&heavy_answer))?;
+        let more = heavy_answer.of.saturating_sub(heavy_answer.keys.len());
         if more > 0 {
-            say!("and {more} more: see --limit")?;
+            say!("and {more} more keys: raise --limit")?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The parts of an answer that are shown.
+/// The fields of the response that are printed.
 #[derive(Deserialize)]
 struct HeavyAnswer {
     minutes: u64,
+    #[serde(default)]
+    minutes_required: u64,
+    #[serde(default)]
+    records: u64,
+    #[serde(default)]
+    denied: u64,
+    #[serde(default)]
+    keys_near: u64,
+    #[serde(default)]
+    minutes_near_max: u64,
     of: usize,
     keys: Vec<HeavyKey>,
 }
@@ -78,24 +88,40 @@ struct HeavyKey {
     denied: u64,
 }
 
-fn table(word: &HeavyAnswer) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["key", "rule", "limit", "minutes", "level %", "use %", "denied"]);
-    for key in &word.keys {
+/// States why no key is listed: the records of the window, and the condition that no key met.
+fn nothing_found(heavy_answer: &HeavyAnswer) -> String {
+    let HeavyAnswer { minutes, minutes_required, records, denied, .. } = heavy_answer;
+    if *records == 0 {
+        return format!("no heavy keys: the decision log has no records of the last {minutes} minutes");
+    }
+    let condition = match (heavy_answer.keys_near, heavy_answer.minutes_near_max) {
+        (0, _) => "no key used more than 80 % of a limit in any minute".to_owned(),
+        (keys, most) => {
+            let [keys, most] = [(keys, "key"), (most, "minute")]
+                .map(|(count, noun)| format!("{count} {noun}{}", if count == 1 { "" } else { "s" }));
+            format!("near a limit: {keys}, for at most {most}. With `--minutes 2`, 1 minute is enough")
+        }
+    };
+    format!(
+        "no heavy keys: no key was near a limit in {minutes_required} of the last {minutes} minutes. These \
+         have {records} records, of which {denied} are denials; {condition}"
+    )
+}
+
+fn keys_table(heavy_answer: &HeavyAnswer) -> Table {
+    let mut table = table::with_header(["key", "rule", "limit", "minutes", "level %", "use %", "denied"]);
+    for key in &heavy_answer.keys {
         table.add_row([
             shown(or_dash(&key.key)),
             shown(or_dash(&key.rule)),
             key.limit.to_string(),
-            format!("{} of {}", key.minutes_near, word.minutes),
+            format!("{} of {}", key.minutes_near, heavy_answer.minutes),
             key.level_percent_max.to_string(),
             key.use_percent_max.map_or_else(|| "-".to_owned(), |percent| percent.to_string()),
             key.denied.to_string(),
         ]);
     }
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    table::align_right(&mut table, 3);
     table
 }
 
@@ -108,7 +134,7 @@ mod tests {
     #[test]
     fn no_text_of_a_key_reaches_the_terminal_raw() {
         let wild = "\u{1b}[2Jx\nnobody\u{9b}1A";
-        let word = json!({
+        let heavy_answer = json!({
             "minutes": 2,
             "of": 1,
             "keys": [{
@@ -116,8 +142,37 @@ mod tests {
                 "limit": { "amount": 6, "burst": 7, "period_ms": 8 },
             }],
         });
-        let table = table(&HeavyAnswer::deserialize(word).expect("an answer")).to_string();
+        let table = keys_table(&HeavyAnswer::deserialize(heavy_answer).expect("an answer")).to_string();
         assert_eq!(table.lines().count(), 2, "{table:?}");
         assert!(!table.contains(['\u{1b}', '\u{9b}']), "{table:?}");
+    }
+
+    #[test]
+    fn an_empty_list_has_its_reason() {
+        let told = |fields: &serde_json::Value| {
+            let mut heavy_answer = json!({ "minutes": 10, "minutes_required": 5, "of": 0, "keys": [] });
+            for (name, value) in fields.as_object().expect("an object") {
+                heavy_answer[name] = value.clone();
+            }
+            nothing_found(&HeavyAnswer::deserialize(heavy_answer).expect("an answer"))
+        };
+        let counted = "no heavy keys: no key was near a limit in 5 of the last 10 minutes. These have \
+                       26301 records, of which 26301 are denials; ";
+        for (fields, reason) in [
+            (json!({ "keys_near": 1, "minutes_near_max": 1 }), "near a limit: 1 key, for at most 1 minute. "),
+            (
+                json!({ "keys_near": 7, "minutes_near_max": 4 }),
+                "near a limit: 7 keys, for at most 4 minutes. ",
+            ),
+            (json!({}), "no key used more than 80 % of a limit in any minute"),
+        ] {
+            let mut fields = fields;
+            fields["records"] = 26_301.into();
+            fields["denied"] = 26_301.into();
+            let told = told(&fields);
+            assert!(told.starts_with(&format!("{counted}{reason}")), "{told}");
+        }
+        let none = "no heavy keys: the decision log has no records of the last 10 minutes";
+        assert_eq!(told(&json!({})), none);
     }
 }

@@ -1,4 +1,5 @@
-//! `tidegate log`: the decision log as a file, for questions that the other commands do not ask.
+//! `tidegate log`: exports the decision log to a file, for queries that the other commands do not
+//! support.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,23 +13,29 @@ use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("log")
-        .about("Exports the decision log of a server on this machine")
+        .about("Export the decision log of a local server")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(
             Command::new("export")
-                .about("Writes the decision log as a Parquet file")
+                .about("Write the decision log as a Parquet file")
                 .long_about(
-                    "Writes the decision log of a server on this machine as a Parquet file, in the order of its times: every \
-                     denial, and the sample of what passed, in which a record stands for 1 / sample_rate requests. The \
-                     server may run meanwhile, or not. Whoever may read its data folder may export it.",
+                    "Write the decision log of a local server as a Parquet file, in order of time. It has \
+                     every denial, and a sample of the allowed requests: each record stands for 1 / \
+                     sample_rate requests. The command reads the data folder, whether or not the server \
+                     runs.",
                 )
-                .arg(arg("out", "FILE", "Where to write it; a file that is there is replaced").required(true))
-                .arg(arg("from", "TIME", "The first moment: RFC 3339, a time of day by UTC, or milliseconds since 1970 [default: the beginning]"))
-                .arg(arg("to", "TIME", "The last moment [default: now]"))
-                .arg(arg("tenant", "NAME", "Only decisions of this tenant [default: those of all]"))
+                .arg(arg("out", "FILE", "File to write; an existing file is replaced").required(true))
+                .arg(arg(
+                    "from",
+                    "TIME",
+                    "Start: RFC 3339, a UTC time of day, or milliseconds since 1970 [default: the first \
+                     record]",
+                ))
+                .arg(arg("to", "TIME", "End [default: now]"))
+                .arg(arg("tenant", "NAME", "Tenant of the records [default: all tenants]"))
                 .arg(
-                    arg("data-dir", "DIR", "The server's data_dir [default: the user's state folder]")
+                    arg("data-dir", "DIR", "data_dir of the server [default: the user's state folder]")
                         .env("TIDEGATE_DATA_DIR"),
                 )
                 .arg(json_arg()),
@@ -62,7 +69,7 @@ fn export(matches: &ArgMatches) -> CommandResult {
     if matches.get_flag("json") {
         say!("{}", json!({ "records": records, "file": out }))?;
     } else {
-        say!("{records} records in {out}")?;
+        say!("{records} records written to {out}")?;
     }
     Ok(ExitCode::SUCCESS)
 }

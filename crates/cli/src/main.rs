@@ -16,16 +16,22 @@ mod credential;
 mod demo;
 mod emergency;
 mod environment;
+mod expiry;
 mod heavy;
 #[cfg(feature = "parquet")]
 mod log;
 mod man;
 mod naming;
+mod notice;
 mod overrides;
 mod plan;
 mod rules;
 mod serve;
 mod sim;
+mod status;
+mod style;
+mod table;
+mod tls_failure;
 mod token;
 mod why;
 
@@ -34,7 +40,8 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 
-/// Requests allocate small and short-lived buffers on every worker: this allocator keeps them on their thread.
+/// Requests allocate small and short-lived buffers on every worker. This allocator keeps them on
+/// their thread.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -44,13 +51,13 @@ const EXIT_FAILED: u8 = 1;
 /// Wrong usage, or a configuration that makes no sense (`EX_USAGE`).
 const EXIT_USAGE: u8 = 64;
 
-/// The server that was to be asked is not there (`EX_UNAVAILABLE`).
+/// The server is unreachable (`EX_UNAVAILABLE`).
 const EXIT_UNREACHABLE: u8 = 69;
 
-/// How a command that worked ends: with 0, or with a status that tells a script more.
+/// The exit status of a command that worked: 0, or another status with more detail for a script.
 pub(crate) type CommandResult = Result<ExitCode, Failure>;
 
-/// What went wrong, in words for the person at the terminal, and the status to exit with.
+/// An error message for the user at the terminal, and the exit status.
 pub(crate) struct Failure {
     status: u8,
     words: String,
@@ -61,12 +68,12 @@ impl Failure {
         Self { status, words: words.to_string() }
     }
 
-    /// The caller asked for something that makes no sense.
+    /// The arguments or the configuration are invalid.
     pub(crate) fn usage(words: impl Display) -> Self {
         Self::new(EXIT_USAGE, &words)
     }
 
-    /// There is no server to ask.
+    /// The server is unreachable.
     pub(crate) fn unreachable(words: impl Display) -> Self {
         Self::new(EXIT_UNREACHABLE, &words)
     }
@@ -84,6 +91,7 @@ struct Subcommand {
 
 const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand { command: serve::command, run: serve::run },
+    Subcommand { command: status::command, run: status::run },
     Subcommand { command: check::command, run: check::run },
     Subcommand { command: why::command, run: why::run },
     Subcommand { command: heavy::command, run: heavy::run },
@@ -106,17 +114,19 @@ const SUBCOMMANDS: &[Subcommand] = &[
     Subcommand { command: man::command, run: man::run },
 ];
 
-/// The whole command line: also what completions and man pages are made from.
+/// The whole command line. Completions and man pages are generated from it.
 pub(crate) fn command() -> Command {
     Command::new("tidegate")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("A rate limiter that can state, and prove, how far it may over-admit")
+        .about("A distributed rate limiter with a stated bound on over-admission")
+        .arg(style::arg())
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommands(SUBCOMMANDS.iter().map(|subcommand| (subcommand.command)()))
 }
 
 fn main() -> ExitCode {
+    style::init(std::env::args_os());
     let matches = match command().try_get_matches() {
         Ok(matches) => matches,
         Err(error) => {
@@ -130,7 +140,7 @@ fn main() -> ExitCode {
         Ok(status) => status,
         Err(failure) => {
             for line in failure.words.lines() {
-                aside!("error: {}", out::shown(line));
+                aside!("{} {}", style::paint_aside(style::BAD, "error:"), out::shown(line));
             }
             ExitCode::from(failure.status)
         }

@@ -8,11 +8,11 @@ use clap_mangen::Man;
 use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
-    Command::new("man").about("Prints the manual page, or writes those of all commands").arg(
+    Command::new("man").about("Print the manual page, or write the pages of all commands").arg(
         Arg::new("dir")
             .long("dir")
             .value_name("DIR")
-            .help("Write one page for each command into this folder, instead of printing the first"),
+            .help("Folder for one page per command, instead of printing the first page"),
     )
 }
 

@@ -1,4 +1,4 @@
-//! Names for what is said about some keys of a rule, where nobody gave one.
+//! Default names of overrides and emergencies for some keys of a rule.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,12 @@ use sha2::{Digest as _, Sha256};
 /// The longest name that a server takes.
 const NAME_BYTES_MAX: usize = 128;
 
-/// What stands between parts, and what stands for it inside of one.
+/// Characters that are percent-encoded within a part: the separator `:`, the escape `%` and control
+/// characters.
 const APART: &AsciiSet = &CONTROLS.add(b':').add(b'%');
 
-/// The same name for the same keys of a rule, and for no others: said again, it is about what was said before.
+/// Returns a name that is unique to these keys of a rule. A repeated command therefore refers to
+/// the same override or emergency.
 pub(crate) fn name_of(prefix: &str, rule: &str, key: &[&str]) -> String {
     let parts: Vec<String> =
         std::iter::once(&rule).chain(key).map(|part| utf8_percent_encode(part, APART).to_string()).collect();

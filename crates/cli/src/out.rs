@@ -1,14 +1,14 @@
-//! What the command says: the only place that writes to standard output and standard error.
+//! Output of the command: the only place that writes to standard output and standard error.
 
 use std::fmt::{Arguments, Display};
 use std::io::{self, ErrorKind, Write};
 
 use crate::Failure;
 
-/// Whether somebody still reads standard output.
+/// Whether standard output still has a reader.
 ///
-/// A reader that has seen enough, such as `head`, is no failure: what was asked for is done to its end, and the exit
-/// status is the one it would have been. Only what is done for nothing but its words ends early.
+/// A reader that closes early, such as `head`, is not an error. The command completes and exits
+/// with its usual status. It ends early only if its sole effect is its output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
     There,
@@ -35,18 +35,20 @@ pub(crate) fn print_line(words: Arguments<'_>) -> Result<Reader, Failure> {
 }
 
 pub(crate) fn print_aside(words: Arguments<'_>) {
-    // There is nobody left to tell that nobody can be told.
+    // A failed write to standard error cannot be reported anywhere.
     let _ = io::stderr().lock().write_all(format!("{words}\n").as_bytes());
 }
 
-/// Asks the person at the terminal, aside from the answer. Nobody can mean what nobody was asked.
+/// Asks the user at the terminal, on standard error. Fails if the question cannot be written: the
+/// user cannot confirm an unseen question.
 pub(crate) fn ask(words: &str) -> Result<(), Failure> {
     let written = io::stderr().lock().write_all(words.as_bytes());
     written.map_err(|error| Failure::failed(format!("not applied: standard error: {error}")))
 }
 
-/// Words as they may stand on a terminal: what strangers choose, such as keys, could move the cursor, begin another line or
-/// turn the order of letters around, and so show what is not there. Such characters are told by their numbers instead.
+/// Escapes text for a terminal. Strangers choose keys and other text: these could move the cursor,
+/// begin a new line or reverse the order of letters, and so forge output. Such characters are
+/// replaced by their code points.
 pub(crate) fn shown(words: impl Display) -> String {
     let words = words.to_string();
     if !words.contains(is_unseen) {
@@ -58,7 +60,7 @@ pub(crate) fn shown(words: impl Display) -> String {
     words.chars().map(each).collect()
 }
 
-/// Whether a character is not seen itself, but does something to what is around it.
+/// Whether a character is invisible and affects the text around it.
 fn is_unseen(letter: char) -> bool {
     letter.is_control()
         || matches!(
@@ -68,12 +70,12 @@ fn is_unseen(letter: char) -> bool {
         )
 }
 
-/// A line of the answer, on standard output.
+/// Prints a line of the result to standard output.
 macro_rules! say {
     ($($words:tt)*) => { $crate::out::print_line(format_args!($($words)*)) };
 }
 
-/// A line about the answer, on standard error.
+/// Prints a line about the result to standard error.
 macro_rules! aside {
     ($($words:tt)*) => { $crate::out::print_aside(format_args!($($words)*)) };
 }
@@ -83,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_act_on_a_terminal_is_told_by_its_number() {
+    fn terminal_control_characters_are_escaped() {
         let cases = [
             ("a\nb\r\tc", r"a\nb\r\tc"),
             ("\u{1b}[2J\u{1b}]0;owned\u{7}", r"\u{1b}[2J\u{1b}]0;owned\u{7}"),
@@ -97,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_seen_stays_as_it_is() {
+    fn printable_text_is_unchanged() {
         for words in ["", "user:42", r#"C:\users 'ann' "bob""#, "größe 日本語 عربى 🙂"] {
             assert_eq!(shown(words), words);
         }

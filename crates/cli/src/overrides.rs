@@ -9,19 +9,19 @@ use crate::client;
 use crate::naming::name_of;
 use crate::rules::change::{confirmed_args, make};
 use crate::rules::show::list_of;
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, expiry};
 
 pub(crate) fn command() -> Command {
     Command::new("override")
-        .about("Sets other limits for some keys of a rule of a store")
+        .about("Set other limits for some keys of a rule")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(set_command())
-        .subcommand(Command::new("list").about("Lists all overrides").args(client::args()))
+        .subcommand(Command::new("list").about("List overrides").args(client::args()))
         .subcommand(
             Command::new("delete")
-                .about("Deletes an override")
-                .arg(Arg::new("name").value_name("NAME").required(true).help("Its name"))
+                .about("Delete an override")
+                .arg(Arg::new("name").value_name("NAME").required(true).help("Name of the override"))
                 .args(confirmed_args())
                 .args(client::args()),
         )
@@ -32,35 +32,43 @@ fn set_command() -> Command {
         Arg::new(id).long(id).value_name(value).help(help)
     };
     Command::new("set")
-        .about("Sets another limit for keys of a rule")
-        .arg(text("rule", "RULE", "The rule").required(true))
+        .about("Set another limit for some keys of a rule")
+        .arg(text("rule", "RULE", "Rule to override").required(true))
         .arg(
-            text("key", "KEY", "A value or pattern with * for each part of the rule's key, in order")
-                .required(true)
-                .action(ArgAction::Append),
+            text(
+                "key",
+                "KEY",
+                "Value or pattern with `*`; repeat it for each part of the rule's key, in order",
+            )
+            .required(true)
+            .action(ArgAction::Append),
         )
+        .arg(text("limit", "N", "Units per period; 0 blocks").required(true).value_parser(value_parser!(u64)))
+        .arg(text("period", "PERIOD", "Period of the limit, such as 1m [default: the rule's]"))
+        .arg(text("burst", "N", "Units that may pass at once").value_parser(value_parser!(u64)))
         .arg(
-            text("limit", "N", "How much may pass in each period")
-                .required(true)
-                .value_parser(value_parser!(u64)),
-        )
-        .arg(text("period", "PERIOD", "Such as 1m [default: the rule's]"))
-        .arg(text("burst", "N", "How much may pass at once").value_parser(value_parser!(u64)))
-        .arg(
-            text("mode", "MODE", "Whether denials stop anyone [default: as the rule]")
+            text("mode", "MODE", "enforce, or shadow: count and deny nothing [default: the rule's]")
                 .value_parser(["enforce", "shadow"]),
         )
-        .arg(text("tenant", "NAME", "Only requests of this tenant [default: of every one]"))
+        .arg(text("tenant", "NAME", "Tenant that it applies to [default: all tenants]"))
         .arg(
-            text("priority", "N", "Among patterns that match the higher counts [default: 0]")
-                .allow_negative_numbers(true)
-                .value_parser(value_parser!(i64)),
+            text(
+                "priority",
+                "N",
+                "Of several patterns that match, the highest priority applies [default: 0]",
+            )
+            .allow_negative_numbers(true)
+            .value_parser(value_parser!(i64)),
         )
         .arg(
-            text("expires", "MS", "When it ends, in milliseconds since 1970 [default: when it is deleted]")
-                .value_parser(value_parser!(u64)),
+            text(
+                "expires",
+                "TIME",
+                "End: RFC 3339, a duration (90d), or Unix seconds or ms [default: never]",
+            )
+            .value_parser(expiry::parse),
         )
-        .arg(text("name", "NAME", "What it is called [default: the rule and the key]"))
+        .arg(text("name", "NAME", "Name of the override [default: the rule and the key]"))
         .args(confirmed_args())
         .args(client::args())
 }

@@ -13,22 +13,24 @@ use tokio::sync::oneshot;
 
 use crate::{CommandResult, Failure, environment};
 
-/// A server that a second signal ended exits with this plus the signal's number, as shells tell it.
+/// After a second signal, the exit status is this plus the signal's number, as in shells.
 const EXIT_SIGNAL: u8 = 128;
 
 pub(crate) fn command() -> Command {
     Command::new("serve")
-        .about("Starts a server; needs no configuration")
+        .about("Start a server; needs no configuration")
         .long_about(
-            "Starts a server. Nothing needs to be set: it listens on this machine only, keeps its counts in memory, and \
-             answers HTTP, Envoy's rate limit service, Redis clients and forward-auth.\n\nEvery setting is a flag, a \
-             TIDEGATE_* variable, and a key of the configuration file, in this order of precedence.",
+            "Start a server. By default it listens on this machine only, keeps its meters in memory, and \
+             serves HTTP, Envoy's rate limit service, Redis clients and forward-auth.\n\nEvery setting is \
+             a flag, a TIDEGATE_* variable, and a key of the configuration file, in this order of \
+             precedence.",
         )
         .after_long_help(
-            "TIDEGATE_LOG chooses what is logged to standard error: \"info\" unless it is set, \"warn\", \"debug\", or a \
-             filter such as \"tidegate_server=debug\".\n\nSIGTERM or SIGINT stops the server once it has finished what it \
-             began; a second one ends it at once.\n\nExit status: 0 after a stop, 1 if a port is in use or nothing gives the rules, 64 if the \
-             configuration is wrong, 130 or 143 if a second SIGINT or SIGTERM ended it.",
+            "TIDEGATE_LOG sets the log level on standard error: \"info\" by default, \"warn\", \"debug\", \
+             or a filter such as \"tidegate_server=debug\".\n\nSIGTERM or SIGINT stops the server after \
+             the requests under way. A second signal ends it at once.\n\nExit status: 0 after a stop, 1 if \
+             a port is in use or no rules are available, 64 if the configuration is invalid, 130 or 143 \
+             after a second SIGINT or SIGTERM.",
         )
         .arg(
             Arg::new("config")
@@ -42,7 +44,7 @@ pub(crate) fn command() -> Command {
             Arg::new("check_config")
                 .long("check-config")
                 .action(ArgAction::SetTrue)
-                .help("Read everything, say all that is wrong, and do not start"),
+                .help("Report all problems of the configuration, and do not start"),
         )
         .args(SETTINGS.iter().map(flag))
 }
@@ -70,26 +72,26 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let filter = environment::log_filter(log.as_deref()).map_err(|problem| problems.push(problem)).ok();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    // What talks to the origin begins to once the runtime runs.
+    // Tasks that call the origin start when the runtime runs.
     let prepared = {
         let _inside = runtime.enter();
         prepare(matches, problems)?
     };
     if matches.get_flag("check_config") {
-        say!("the configuration is good")?;
+        say!("the configuration is valid\norigin: {}", prepared.origin())?;
         return Ok(ExitCode::SUCCESS);
     }
     tracing_subscriber::fmt().with_env_filter(filter.unwrap_or_default()).with_writer(std::io::stderr).init();
     let done = runtime.block_on(serve(prepared));
-    // Whoever is told twice to stop does not wait for what still runs.
+    // After a second signal, the process does not wait for tasks that still run.
     runtime.shutdown_background();
     done
 }
 
-/// Reads everything there is to read: whatever is wrong is told in one go.
+/// Reads the whole configuration, and reports all problems at once.
 fn prepare(matches: &ArgMatches, mut problems: Vec<String>) -> Result<PreparedServer, Failure> {
     let given = |setting: &Setting| {
-        // What is given several times is a list.
+        // A repeated flag is a list.
         let values: Vec<&str> = matches.get_many::<String>(setting.key)?.map(String::as_str).collect();
         Some((setting.key.to_owned(), values.join(",")))
     };
@@ -109,7 +111,7 @@ async fn serve(prepared: PreparedServer) -> CommandResult {
     let peer = server.peer_address().map(|address| ("peer", address));
     let addresses: Vec<String> =
         listeners.chain(peer).map(|(name, address)| format!("{name}={address}")).collect();
-    // Whoever started the server waits for this line.
+    // The program that started the server waits for this line.
     say!("tidegate is ready: {}", addresses.join(" "))?;
     let (stop, stopped) = oneshot::channel();
     let mut running = pin!(server.run(async { drop(stopped.await) }));
@@ -117,12 +119,12 @@ async fn serve(prepared: PreparedServer) -> CommandResult {
         ended = &mut running => return finished(ended),
         _ = signals.next() => {}
     }
-    tracing::info!("stopping: finishing what was begun; a second signal ends it at once");
+    tracing::info!("stopping after the requests under way; a second signal ends the server at once");
     let _ = stop.send(());
     tokio::select! {
         ended = &mut running => finished(ended),
         signal = signals.next() => {
-            tracing::warn!("told to stop twice: not waiting for what was begun");
+            tracing::warn!("second signal: ending without the requests under way");
             Ok(ExitCode::from(EXIT_SIGNAL.saturating_add(signal)))
         }
     }
@@ -132,7 +134,7 @@ fn finished(ended: Result<(), StartError>) -> CommandResult {
     ended.map(|()| ExitCode::SUCCESS).map_err(Failure::failed)
 }
 
-/// What asks a server to stop.
+/// The signals that ask a server to stop.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -173,7 +175,7 @@ fn warn_of_clear_text(server: &Server) {
             tracing::warn!(
                 listener = listener.as_str(),
                 %address,
-                "can be reached from other machines without encryption: set tls_cert and tls_key"
+                "the listener is open to other machines without encryption: set tls_cert and tls_key"
             );
         }
     }

@@ -15,7 +15,7 @@ const NAME_BYTES_MAX: usize = 128;
 
 pub(crate) fn command() -> Command {
     Command::new("token")
-        .about("Makes tokens")
+        .about("Create tokens")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(new_command())
@@ -23,16 +23,16 @@ pub(crate) fn command() -> Command {
 
 fn new_command() -> Command {
     Command::new("new")
-        .about("Makes a token, and prints it with its entry for the configuration")
+        .about("Create a token, and print it with its entry for the configuration")
         .long_about(
-            "Makes a token, and prints it once with its [[tokens]] entry for the configuration. The entry holds a hash: \
-             neither it nor the server can tell the token again.",
+            "Create a token, and print it once with its [[tokens]] entry for the configuration. The entry \
+             holds a hash, which does not reveal the token.",
         )
         .arg(
             Arg::new("tenant")
                 .long("tenant")
                 .value_name("NAME")
-                .help("Whose keys it opens, the name of a [[tenants]] entry [default: those of no tenant]"),
+                .help("Tenant of the token, the name of a [[tenants]] entry [default: none]"),
         )
         .arg(
             Arg::new("role")
@@ -40,14 +40,14 @@ fn new_command() -> Command {
                 .value_name("ROLE")
                 .default_value(Role::Client.as_str())
                 .value_parser(PossibleValuesParser::new(Role::ALL.map(Role::as_str)))
-                .help("What it allows; each role may do what the ones before it may"),
+                .help("Role; each role includes the ones before it"),
         )
         .arg(
             Arg::new("name")
                 .long("name")
                 .value_name("NAME")
                 .default_value("unnamed")
-                .help("What people call it"),
+                .help("Name of the token, for the audit"),
         )
         .arg(json_arg())
 }
@@ -72,7 +72,7 @@ fn make(matches: &ArgMatches) -> CommandResult {
         return Ok(ExitCode::SUCCESS);
     }
     say!(
-        "{token}\n\nThis is shown once. For the configuration file:\n\n[[tokens]]\nname = {}",
+        "{token}\n\nThe token is printed once. Entry for the configuration file:\n\n[[tokens]]\nname = {}",
         quoted(name)
     )?;
     if let Some(tenant) = tenant {
@@ -86,7 +86,7 @@ fn checked<'n>(flag: &str, name: &'n str) -> Result<&'n str, Failure> {
     if (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control) {
         return Ok(name);
     }
-    Err(Failure::usage(format!("{flag}: {name:?} is not 1 to {NAME_BYTES_MAX} printable bytes")))
+    Err(Failure::usage(format!("{flag}: {name:?} does not have 1 to {NAME_BYTES_MAX} printable bytes")))
 }
 
 /// A string of JSON is one of TOML too.

@@ -1,39 +1,45 @@
-//! `tidegate why`: asks a running server's decision log why a key was denied.
+//! `tidegate why`: searches a running server's decision log for the reason why a key was denied.
 
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{Cell, Table};
 use serde::Deserialize;
+use tidegate_server::timestamp;
 
+use crate::check::outage;
 use crate::client::{self, Answer, Client};
 use crate::out::shown;
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, notice, style, table};
 
-/// How a question ends to which the log has no answer: told apart from one that was not answered.
+/// Exit status if the log has no record, distinct from a failed request.
 const EXIT_NOTHING: u8 = 2;
 
 pub(crate) fn command() -> Command {
     Command::new("why")
-        .about("Asks a running server why a key was denied")
+        .about("Explain why a key was denied")
         .long_about(
-            "Asks a running server's decision log what was decided about a key around a moment: denials first, the nearest \
-             of them at the top, each with the limit that decided, its counter at that moment and its rule's version. A key \
-             is what a limit counts, or any dimension of the request, such as user:42.\n\nEvery denial is in the log, and \
-             a sample of what passed.\n\nExits with 0 if there is a record, 2 if there is none, 64 if the question makes no \
-             sense, 69 if the server is not there, 1 if it does not answer.",
+            "Print the decision records of a key around a point in time: denials first, the nearest at the \
+             top. Each record has the limit, its meter at that time and the version of its rule. A key is \
+             the key of a limit, or any dimension of the request, such as user:42.\n\nThe decision log has \
+             every denial, and a sample of the allowed requests.\n\nExit status: 0 if there is a record, 2 \
+             if there is none, 64 for wrong usage, 69 if the server is unreachable, 1 if it returns an \
+             error.",
         )
-        .arg(arg("key", "KEY", "What was denied, such as user:42").required(true))
+        .arg(
+            arg("key", "KEY", "Key of a limit, or a dimension of the request, such as user:42")
+                .required(true),
+        )
         .arg(
             arg(
                 "at",
                 "TIME",
-                "When: RFC 3339, such as 2026-11-16T14:32:17Z, or the last 14:32:17 by UTC, or \"now\"",
+                "Time: RFC 3339 (2026-11-16T14:32:17Z), a UTC time of day (14:32:17), or \"now\"",
             )
             .default_value("now"),
         )
-        .arg(arg("window", "TIME", "How far before and after that to look, up to 1h").default_value("1m"))
-        .arg(arg("records", "N", "How many records to show, 1 to 100").default_value("10"))
+        .arg(arg("window", "TIME", "Time to search before and after it, up to 1h").default_value("1m"))
+        .arg(arg("records", "N", "Number of records to print, 1 to 100").default_value("10"))
         .arg(tenant_arg())
         .args(client::args())
 }
@@ -42,9 +48,9 @@ fn arg(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name).long(name).value_name(value).help(help)
 }
 
-/// The flag for whoever runs the server.
+/// The flag for operators: their tokens have no tenant.
 pub(crate) fn tenant_arg() -> Arg {
-    arg("tenant", "NAME", "Whose, for a token without a tenant [default: the token's own]")
+    arg("tenant", "NAME", "Tenant to query; only for tokens without a tenant [default: the token's]")
 }
 
 /// The flags that are given, as parameters.
@@ -62,17 +68,30 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         say!("{}", answer.body)?;
     } else {
         say!("{}", summary_line(&why_answer))?;
+        for notice in &why_answer.notices {
+            notice::print(&notice.message);
+        }
     }
     Ok(if why_answer.records.is_empty() { ExitCode::from(EXIT_NOTHING) } else { ExitCode::SUCCESS })
 }
 
-/// The parts of an answer that are shown.
+/// The fields of the response that are printed.
 #[derive(Deserialize)]
 struct WhyAnswer {
     key: String,
     at: String,
     window_ms: u64,
     records: Vec<RecordAnswer>,
+    /// Keys with records that resemble the requested one.
+    #[serde(default)]
+    similar: Vec<String>,
+    #[serde(default)]
+    notices: Vec<NoticeAnswer>,
+}
+
+#[derive(Deserialize)]
+struct NoticeAnswer {
+    message: String,
 }
 
 #[derive(Deserialize)]
@@ -92,6 +111,10 @@ struct RecordAnswer {
     level: u64,
     retry_ms: Option<u64>,
     source: String,
+    #[serde(default)]
+    reason: String,
+    /// End of the emergency in `replaced_by`.
+    until_ms: Option<u64>,
     region: String,
     node: String,
 }
@@ -106,93 +129,131 @@ pub(crate) struct LimitAnswer {
 impl std::fmt::Display for LimitAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { amount, burst, period_ms } = self;
-        match period_ms {
-            ms if ms % 1_000 == 0 => write!(f, "{amount} per {}s", ms / 1_000)?,
-            ms => write!(f, "{amount} per {ms}ms")?,
-        }
+        write!(f, "{amount} per {}", period(*period_ms))?;
         if burst == amount { Ok(()) } else { write!(f, ", burst {burst}") }
     }
+}
+
+/// A time in seconds, or in milliseconds if it is no whole number of seconds.
+fn period(ms: u64) -> String {
+    if ms.is_multiple_of(1_000) { format!("{}s", ms / 1_000) } else { format!("{ms}ms") }
 }
 
 impl WhyAnswer {
     fn read(answer: &Answer) -> Result<Self, Failure> {
         Self::deserialize(&answer.body)
-            .map_err(|error| Failure::failed(format!("the server's answer is not one of its log: {error}")))
+            .map_err(|error| Failure::failed(format!("the response has no decision records: {error}")))
     }
 }
 
-/// What the log says, in words.
+/// The nearest record in a sentence, and all records in a table.
 fn summary_line(why_answer: &WhyAnswer) -> String {
     let [nearest, ..] = why_answer.records.as_slice() else {
         let WhyAnswer { key, at, window_ms, .. } = why_answer;
-        return shown(format_args!("nothing in the log about {key} within {window_ms} ms of {at}"));
+        let window = period(*window_ms);
+        let nothing = shown(format_args!("no records of key {key} within {window} of {at}"));
+        return if why_answer.similar.is_empty() {
+            nothing
+        } else {
+            format!("{nothing}\n{}", similar_line(&why_answer.similar))
+        };
     };
-    format!("{}\n{}", shown(sentence(nearest)), table(&why_answer.records))
-}
-
-/// The nearest record in words.
-fn sentence(record: &RecordAnswer) -> String {
-    let RecordAnswer { at, verdict, key, rule, limit, remaining, level, .. } = record;
-    let retry = match record.retry_ms {
-        Some(ms) => format!("; it would have passed {ms} ms later"),
-        None => String::new(),
-    };
-    let replaced = match record.replaced_by.as_str() {
-        "" => String::new(),
-        name => format!(", replaced by {name}"),
-    };
-    let place = if record.region.is_empty() { String::new() } else { format!(", region {}", record.region) };
+    let style = if nearest.verdict == "allowed" { style::GOOD } else { style::BAD };
+    let verdict = style::paint(style, shown(nearest.verdict.replace('_', " ")));
+    let RecordAnswer { key, at, .. } = nearest;
     format!(
-        "{key} {} at {at} by {} (version {}, rules {}{replaced}): {limit}, {level} spent, {remaining} left, the request cost \
-         {}{retry}. Decided from: {}, node {}{place}",
-        verdict.replace('_', " "),
-        or_dash(rule),
-        record.rule_version,
-        or_dash(&record.set_version),
-        record.cost,
-        record.source,
-        record.node,
+        "{} {verdict} at {}: {}\n{}",
+        shown(or_dash(key)),
+        shown(at),
+        shown(sentence(nearest)),
+        records_table(&why_answer.records)
     )
 }
 
-fn table(records: &[RecordAnswer]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([
+fn similar_line(similar: &[String]) -> String {
+    let flags: Vec<String> = similar.iter().map(|key| format!("--key {}", shown(key))).collect();
+    format!("records exist for similar keys: {}", flags.join(", "))
+}
+
+/// The reason of a decision, and the state that it rests on.
+fn sentence(record: &RecordAnswer) -> String {
+    let place = if record.region.is_empty() { String::new() } else { format!(", region {}", record.region) };
+    format!("{}. Decision source: {}, node {}{place}", reason(record), record.source, record.node)
+}
+
+fn reason(record: &RecordAnswer) -> String {
+    let versions = format!("version {}, rules {}", record.rule_version, or_dash(&record.set_version));
+    let rule = format!("(rule {}, {versions})", or_dash(&record.rule));
+    match (record.reason.as_str(), record.replaced_by.as_str()) {
+        ("block", id) => {
+            let until = record.until_ms.map_or_else(String::new, |ms| format!(" until {}", timestamp(ms)));
+            format!("blocked{until} by emergency {id:?} {rule}")
+        }
+        ("origin_unreachable", _) => {
+            format!("{} {rule}", outage(&record.source, record.verdict == "allowed", ""))
+        }
+        ("owner_unreachable", _) => {
+            format!("the owner region did not reply; `strict` limits fail closed {rule}")
+        }
+        ("no_room", _) => format!("no meter has room for the key {rule}"),
+        ("shed", _) => format!("the server is overloaded and shed the check {rule}"),
+        (_, replaced_by) => of_limit(record, replaced_by, &versions),
+    }
+}
+
+fn of_limit(record: &RecordAnswer, replaced_by: &str, versions: &str) -> String {
+    let RecordAnswer { limit, level, remaining, cost, .. } = record;
+    let replaced = match replaced_by {
+        "" => String::new(),
+        name => format!(", replaced by {name:?}"),
+    };
+    let retry =
+        record.retry_ms.map_or_else(String::new, |ms| format!("; a retry {ms} ms later would have passed"));
+    format!(
+        "limit of rule {} ({versions}{replaced}): {limit}, {level} used, {remaining} remaining, cost \
+         {cost}{retry}",
+        or_dash(&record.rule)
+    )
+}
+
+fn records_table(records: &[RecordAnswer]) -> Table {
+    let mut table = table::with_header([
         "at",
         "verdict",
+        "reason",
         "surface",
         "key",
         "rule",
         "limit",
-        "from",
+        "source",
         "cost",
         "level",
         "remaining",
         "retry ms",
     ]);
     for record in records {
-        table.add_row(row(record).map(shown));
+        table.add_row(row(record));
     }
-    for column in table.column_iter_mut().skip(7) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    table::align_right(&mut table, 8);
+    table::hide_empty(&mut table);
     table
 }
 
-fn row(record: &RecordAnswer) -> [String; 11] {
+fn row(record: &RecordAnswer) -> [Cell; 12] {
+    let text = |text: &str| Cell::new(shown(text));
     [
-        record.at.clone(),
-        record.verdict.clone(),
-        record.surface.clone(),
-        or_dash(&record.key).to_owned(),
-        or_dash(&record.rule).to_owned(),
-        record.limit.to_string(),
-        record.source.clone(),
-        record.cost.to_string(),
-        record.level.to_string(),
-        record.remaining.to_string(),
-        record.retry_ms.map_or_else(|| "-".to_owned(), |ms| ms.to_string()),
+        text(&record.at),
+        table::verdict(&record.verdict),
+        text(&record.reason),
+        text(&record.surface),
+        text(or_dash(&record.key)),
+        text(or_dash(&record.rule)),
+        text(&record.limit.to_string()),
+        text(&record.source),
+        text(&record.cost.to_string()),
+        text(&record.level.to_string()),
+        text(&record.remaining.to_string()),
+        text(&record.retry_ms.map_or_else(|| "-".to_owned(), |ms| ms.to_string())),
     ]
 }
 
@@ -215,12 +276,9 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_nothing_is_known_of_is_told_in_one_line() {
+    fn unknown_key_is_reported_in_one_line() {
         let summary_line = summary_line_of(WILD, &json!([]));
-        assert!(
-            summary_line.starts_with("nothing in the log about \\u{1b}[2Jx\\nerror: y"),
-            "{summary_line:?}"
-        );
+        assert!(summary_line.starts_with("no records of key \\u{1b}[2Jx\\nerror: y"), "{summary_line:?}");
         assert!(!summary_line.contains(ACTING) && summary_line.lines().count() == 1, "{summary_line:?}");
     }
 
@@ -235,6 +293,7 @@ mod tests {
             "set_version",
             "replaced_by",
             "source",
+            "reason",
             "region",
             "node",
         ];
@@ -251,5 +310,57 @@ mod tests {
             assert_eq!(summary_line.lines().count(), 3, "{field}: {summary_line:?}");
             assert!(!summary_line.contains(ACTING), "{field}: {summary_line:?}");
         }
+    }
+
+    fn record(fields: &Value) -> Value {
+        let mut record = json!({
+            "at": "2026-11-16T14:32:16.981Z", "verdict": "denied", "surface": "check", "key": "user:42",
+            "cost": 1, "rule": "per_user", "rule_version": 3, "set_version": "r3", "replaced_by": "",
+            "limit": { "amount": 100, "burst": 100, "period_ms": 60_000 }, "remaining": 0, "level": 100,
+            "retry_ms": 412, "source": "local", "region": "", "node": "web-3", "reason": "limit",
+            "until_ms": null,
+        });
+        for (name, value) in fields.as_object().expect("an object") {
+            record[name] = value.clone();
+        }
+        record
+    }
+
+    #[test]
+    fn a_limit_a_block_and_an_outage_have_different_sentences() {
+        for (fields, expected) in [
+            (
+                json!({}),
+                "user:42 denied at 2026-11-16T14:32:16.981Z: limit of rule per_user (version 3, rules r3): \
+                 100 per 60s, 100 used, 0 remaining, cost 1; a retry 412 ms later would have passed. \
+                 Decision source: local, node web-3\n",
+            ),
+            (
+                json!({ "reason": "block", "replaced_by": "block:42", "until_ms": 1_794_996_000_000_u64 }),
+                "user:42 denied at 2026-11-16T14:32:16.981Z: blocked until 2026-11-18T10:00:00.000Z by \
+                 emergency \"block:42\" (rule per_user, version 3, rules r3). Decision source: \
+                 local, node web-3\n",
+            ),
+            (
+                json!({ "reason": "origin_unreachable", "source": "closed", "region": "eu" }),
+                "user:42 denied at 2026-11-16T14:32:16.981Z: the origin is unreachable; the limit fails \
+                 closed (rule per_user, version 3, rules r3). Decision source: closed, node web-3, region \
+                 eu\n",
+            ),
+        ] {
+            let summary_line = summary_line_of("user:42", &json!([record(&fields)]));
+            assert!(summary_line.starts_with(expected), "{expected}\n{summary_line}");
+        }
+    }
+
+    #[test]
+    fn similar_keys_are_a_hint_where_there_is_no_record() {
+        let why_answer = json!({
+            "key": "mallory", "at": "now", "window_ms": 1, "records": [], "similar": ["user:mallory", WILD],
+        });
+        let summary_line = summary_line(&WhyAnswer::deserialize(why_answer).expect("an answer"));
+        let expected = "no records of key mallory within 1ms of now\n\
+                        records exist for similar keys: --key user:mallory, --key \\u{1b}";
+        assert!(summary_line.starts_with(expected) && !summary_line.contains(ACTING), "{summary_line:?}");
     }
 }

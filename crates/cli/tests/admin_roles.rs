@@ -1,4 +1,5 @@
-//! Who may ask what on the admin listener: every route with every role, against the table of the documentation.
+//! Access to the admin listener: every route with every role, compared with the table in the
+//! documentation.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 #![allow(unreachable_pub, reason = "what test programs share is public in each of them")]
@@ -8,7 +9,7 @@ mod support;
 use support::raw::{request, send};
 use support::{serve, token_entry, write};
 
-/// The columns of the table: a token that is called after its role, and none.
+/// The columns of the table: no token, and tokens named after their roles.
 const COLUMNS: [Option<&str>; 7] = [
     None,
     Some("client"),
@@ -34,14 +35,15 @@ fn table() -> Vec<Row> {
     text.lines().filter_map(row).collect()
 }
 
-/// A request that gets as far as it can without doing anything: the body of none of them is complete.
+/// Fills in the path of a route. The request is authorized but has no effect, because no body is
+/// complete.
 fn target(path: &str) -> String {
     let path = path.replace("{kind}", "rule").replace("{name}", "nothing").replace("{hash}", &"0".repeat(64));
     path.replace("/changes/{id}", "/changes/1").replace("{id}", "nothing")
 }
 
 #[test]
-fn every_route_lets_in_whom_the_table_says_and_nobody_else() {
+fn every_route_admits_exactly_the_documented_roles() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = "[[tenants]]\nname = 'acme'\n".to_owned();
     for role in COLUMNS.into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! Every client has its bounds: the silent, the slow, the many, and the strangers.
+//! Limits for misbehaving clients: silent, slow, too many, or without a token.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -32,7 +32,7 @@ const ONE_A_MINUTE: &[u8] =
     b"\0\0\0\0\x13\x0a\x01d\x12\x0e\x0a\x06\x0a\x01k\x12\x01v\x12\x04\x08\x01\x10\x02";
 
 #[test]
-fn the_silent_are_cut() {
+fn idle_connections_are_closed() {
     let server = serve(&["--idle-timeout", "1s"]);
     for listener in LISTENERS {
         let mut silent = connect(server.address(listener));
@@ -42,7 +42,7 @@ fn the_silent_are_cut() {
 }
 
 #[test]
-fn half_a_request_is_cut_long_before_a_silent_connection() {
+fn partial_request_times_out_before_an_idle_connection() {
     let server = serve(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
     let halves: [&[u8]; 3] =
         [b"POST /v1/check HTTP/1.1\r\nhost: h\r\ncontent-le", b"*2\r\n$4\r\nEC", b"GET /hea"];
@@ -57,7 +57,7 @@ fn half_a_request_is_cut_long_before_a_silent_connection() {
 }
 
 #[test]
-fn who_never_takes_an_answer_is_cut() {
+fn client_that_never_reads_is_disconnected() {
     let server = serve(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
     let mut deaf = connect(server.address("resp"));
     deaf.set_nonblocking(true).unwrap();
@@ -78,7 +78,7 @@ fn more_connections_than_allowed_are_closed_at_once() {
     }
     assert!(is_closed(&mut connect(address)));
     assert_eq!(metric(&server, "tidegate_connections_refused_total{listener=\"resp\"}"), 1);
-    // The others go on, and who leaves makes room.
+    // The other connections stay open, and a closed one makes room.
     ping(&mut first[0]);
     first.pop();
     wait_until("room for another", NOTICE_TIME_MAX, || {
@@ -95,7 +95,7 @@ fn nothing_is_read_from_strangers() {
     std::fs::write(&config, format!("[[tokens]]\nname = 't'\nhash = '{hash}'\n")).unwrap();
     let server = serve(&["--config", config.to_str().unwrap()]);
     let mut stranger = connect(server.address("http"));
-    // The body never comes, and is not waited for.
+    // The body never arrives, and the server does not wait for it.
     stranger.write_all(b"POST /v1/check HTTP/1.1\r\nhost: h\r\ncontent-length: 500000\r\n\r\n{").unwrap();
     let mut head = [0; 12];
     stranger.read_exact(&mut head).unwrap();
@@ -138,14 +138,14 @@ fn pings_alone_do_not_keep_a_connection_of_grpc() {
             pace.tick().await;
         }
         idle.ended.await.unwrap().expect("told to go, not cut");
-        // Who waits for news has an open call, and is still there though it was there first.
+        // The older connection has an open `Watch` call, so it does not time out.
         pings.ping(Ping::opaque()).await.unwrap();
     });
     assert_eq!(metric(&server, "tidegate_connections_timed_out_total"), 1);
 }
 
 #[test]
-fn who_leaves_no_room_for_an_answer_of_grpc_is_cut() {
+fn grpc_client_without_window_is_disconnected() {
     let server = serve(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
     in_time(async {
         for (path, message) in
@@ -191,7 +191,7 @@ fn call(path: &str) -> http::Request<()> {
     head.header("content-type", "application/grpc").header("te", "trailers").body(()).unwrap()
 }
 
-/// How a call ended, in the head of its answer or behind it.
+/// Returns the gRPC status of a call, from its headers or trailers.
 async fn grpc_status(answer: ResponseFuture) -> String {
     let (head, mut body) = answer.await.unwrap().into_parts();
     let mut fields = head.headers;
@@ -216,7 +216,7 @@ fn curl_asks_over_tls_as_it_is() {
 }
 
 #[test]
-fn who_never_takes_an_answer_over_tls_is_cut() {
+fn tls_client_that_never_reads_is_disconnected() {
     let folder = tempfile::tempdir().unwrap();
     let (server, cert) =
         start_with_tls(folder.path(), &["--idle-timeout", "1d", "--request-timeout", "100ms"]);

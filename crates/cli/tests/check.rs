@@ -1,4 +1,5 @@
-//! `POST /v1/check` of a real server: wrong questions and their exact answers, and tenants that are kept apart.
+//! `POST /v1/check` of a real server: invalid requests and their exact responses, and the isolation
+//! of tenants.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 #![allow(unreachable_pub, reason = "what test programs share is public in each of them")]
@@ -22,7 +23,7 @@ fn problem(status: u16, title: &str, detail: &str) -> String {
     format!(r#"{{"type":"about:blank","title":"{title}","status":{status},"detail":{detail}}}"#)
 }
 
-/// Asks something that has to be refused, and compares what it says, to the letter.
+/// Sends a request that must be refused, and compares the exact response.
 fn assert_refused(server: &Server, body: &str, detail: &str) {
     let reply = send(server.address("http"), &request("POST", "/v1/check", &[], Some(body)));
     assert_eq!(reply.status, 400, "{body}: {}", reply.body);
@@ -31,7 +32,7 @@ fn assert_refused(server: &Server, body: &str, detail: &str) {
 }
 
 #[test]
-fn what_is_no_question_gets_an_exact_answer() {
+fn malformed_body_gets_an_exact_error() {
     let server = serve(&[]);
     for (body, why) in [
         ("", "EOF while parsing a value at line 1 column 0"),
@@ -48,7 +49,7 @@ fn what_is_no_question_gets_an_exact_answer() {
 }
 
 #[test]
-fn wrong_fields_are_named_with_what_is_allowed() {
+fn invalid_fields_are_named_with_allowed_values() {
     let server = serve(&[]);
     let field = |name: &str, value: &str| format!(r#"{{"dimensions":{{}},"{name}":{value}}}"#);
     for (cost, why) in [
@@ -70,7 +71,7 @@ fn wrong_fields_are_named_with_what_is_allowed() {
 }
 
 #[test]
-fn wrong_dimensions_are_named_with_what_is_allowed() {
+fn invalid_dimensions_are_named_with_allowed_values() {
     let server = serve(&[]);
     let refused = |dimensions: &str, detail: &str| {
         assert_refused(&server, &format!(r#"{{"dimensions":{dimensions}}}"#), detail);
@@ -94,7 +95,7 @@ fn wrong_dimensions_are_named_with_what_is_allowed() {
 }
 
 #[test]
-fn what_is_refused_is_not_charged() {
+fn rejected_request_is_not_charged() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = serve(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
     let twice = r#"{"dimensions":{"user":"x","user":"y"}}"#;
@@ -109,7 +110,7 @@ fn what_is_refused_is_not_charged() {
 }
 
 #[test]
-fn what_is_not_there_and_what_is_too_large_is_said() {
+fn missing_paths_wrong_methods_and_large_bodies_get_errors() {
     let server = serve(&[]);
     let address = server.address("http");
     let no_body = send(address, &request("POST", "/v1/check", &[], None));
@@ -141,7 +142,7 @@ fn what_is_not_there_and_what_is_too_large_is_said() {
 }
 
 #[test]
-fn what_a_limit_can_never_let_pass_is_denied_for_good() {
+fn cost_above_the_burst_is_denied_without_retry() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = serve(&["--rules", &write(folder.path(), "rules.toml", RULES)]);
     let body = r#"{"dimensions":{"user":"a"},"cost":18446744073709551615,"deny_status":429}"#;
@@ -202,7 +203,7 @@ fn a_token_opens_its_tenant_and_no_other() {
     let forbidden = metrics("token-of-a");
     let detail = "authorization: this needs the role \"viewer\" or a higher one";
     assert_eq!((forbidden.status, forbidden.body), (403, problem(403, "Forbidden", detail)));
-    // What is counted is counted for all tenants, and none of them may look at the others.
+    // Metrics cover all tenants, so a tenant's token may not read them.
     let forbidden = metrics("viewer-of-a");
     let detail = "authorization: this needs a token without a tenant";
     assert_eq!((forbidden.status, forbidden.body), (403, problem(403, "Forbidden", detail)));

@@ -1,4 +1,5 @@
-//! The decision log of a real server: every surface's denials are explained, to whom they concern, also after a restart.
+//! The decision log of a real server: it explains the denials of every surface, to their own tenant
+//! only, also after a restart.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 #![allow(unreachable_pub, reason = "what test programs share is public in each of them")]
@@ -62,7 +63,7 @@ fn records(server: &Server, key: &str, count: usize) -> Vec<Value> {
     found
 }
 
-/// What a Redis client is answered.
+/// Returns the replies to a Redis client.
 fn redis(server: &Server, commands: &str, answers: usize) -> String {
     let mut stream = TcpStream::connect(server.address("resp")).expect("connects");
     stream.write_all(commands.as_bytes()).expect("sends");
@@ -106,7 +107,8 @@ fn denials_of_every_surface_are_explained() {
     let found = records(&server, "bob", 1);
     assert_eq!((&found[0]["surface"], &found[0]["rule"]), (&"direct".into(), &"mail".into()));
 
-    // The first goes the long way, since its limit is not known yet; the others are decided in one go.
+    // The first command takes the slow path, because its limit is not known yet. The others are
+    // decided at once.
     redis(&server, &"CL.THROTTLE carol 0 1 60\r\n".repeat(3), 3);
     assert_eq!(records(&server, "carol", 2)[0]["surface"], "resp");
 
@@ -126,7 +128,7 @@ fn denials_of_every_surface_are_explained() {
 }
 
 #[test]
-fn a_denial_is_explained_in_words_and_after_a_restart() {
+fn denial_is_explained_in_text_after_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let rules = write(folder.path(), "rules.toml", RULES);
     let data = folder.path().join("data").to_string_lossy().into_owned();
@@ -135,7 +137,7 @@ fn a_denial_is_explained_in_words_and_after_a_restart() {
     for _ in 0..3 {
         check(&server, "42");
     }
-    // What was decided last is kept too.
+    // The log keeps the last decisions before a stop.
     assert_eq!(server.process.terminate(), Some(0));
     let server = serve(&arguments);
     records(&server, "user:42", 3);
@@ -143,14 +145,18 @@ fn a_denial_is_explained_in_words_and_after_a_restart() {
     let text = String::from_utf8(output.stdout).expect("text");
     for words in [
         "user:42 denied at 2",
-        "by per_user (version 7",
-        "2 per 3600s, 2 spent, 0 left",
-        "Decided from: local",
+        ": limit of rule per_user (version 7, rules ",
+        "2 per 3600s, 2 used, 0 remaining, cost 1; a retry ",
+        "Decision source: local, node ",
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let nothing = why(&server, &["--key", "user:7", "--at", "2026-01-01T00:00:00Z"]);
     assert_eq!(nothing.status.code(), Some(2));
+    let similar = why(&server, &["--key", "42"]);
+    assert_eq!(similar.status.code(), Some(2));
+    let text = String::from_utf8(similar.stdout).expect("text");
+    assert!(text.contains("records exist for similar keys: --key user:42"), "{text}");
     for (flag, value, words) in [
         ("--at", "yesterday", "at: \"yesterday\" is neither RFC 3339"),
         ("--window", "2h", "window: 7200s is outside"),
@@ -164,7 +170,7 @@ fn a_denial_is_explained_in_words_and_after_a_restart() {
 }
 
 #[test]
-fn who_is_near_a_limit_is_listed() {
+fn keys_near_their_limit_are_listed() {
     let folder = tempfile::tempdir().expect("a folder");
     let rules = write(folder.path(), "rules.toml", RULES);
     let data = folder.path().join("data").to_string_lossy().into_owned();
@@ -191,7 +197,16 @@ fn who_is_near_a_limit_is_listed() {
     assert_eq!((&found["rule"], &found["level_percent_max"]), (&"per_user".into(), &100.into()));
     assert!(heavy(&["--minutes", "2"]).contains("user:42"));
     assert!(keys.iter().all(|key| key["key"] != "user:calm"), "{keys:?}");
-    assert!(heavy(&["--minutes", "60"]).starts_with("nobody was near a limit"), "it is not sustained");
+    // The key was near its limit in the present minute only.
+    let reason = heavy(&["--minutes", "60"]);
+    assert!(
+        reason.starts_with("no heavy keys: no key was near a limit in 30 of the last 60 minutes. "),
+        "{reason}"
+    );
+    assert!(
+        reason.contains(" are denials; ") && reason.contains("With `--minutes 2`, 1 minute is enough"),
+        "{reason}"
+    );
     for limit in ["0", "1001", "all"] {
         let path = format!("/v1/heavy?limit={limit}");
         let refused = send(server.address("admin"), &request("GET", &path, &[], None));
@@ -206,7 +221,7 @@ fn who_is_near_a_limit_is_listed() {
         check(&server, "43");
     }
     let first = || heavy(&["--minutes", "2", "--limit", "1"]);
-    wait_until("another to be left out", START_TIME_MAX, || first().contains(" more: see --limit"));
+    wait_until("another to be left out", START_TIME_MAX, || first().contains(" more keys: raise --limit"));
 }
 
 #[test]
@@ -249,7 +264,7 @@ fn a_tenant_sees_its_own_decisions_only() {
 }
 
 #[test]
-fn a_server_without_a_log_says_so() {
+fn server_without_a_decision_log_reports_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().join("data").to_string_lossy().into_owned();
     for arguments in [&["--data-dir", "none"][..], &["--data-dir", &data, "--decision-log", "off"]] {
@@ -293,7 +308,7 @@ fn the_log_is_exported_while_a_server_writes_it() {
     assert_eq!(answer, serde_json::json!({ "records": 2, "file": out }));
     assert_eq!(exported_keys(&out), ["ip:192.0.2.2", "user:42"]);
 
-    // Nothing of another tenant, nor of another time; a file that is there is replaced.
+    // No records of another tenant or another time; an existing file is replaced.
     for none in [&["--tenant", "other"][..], &["--to", "2020-01-01T00:00:00Z"]] {
         assert_eq!(export(&data, &out, none).status.code(), Some(0));
         assert_eq!(exported_keys(&out), Vec::<String>::new());

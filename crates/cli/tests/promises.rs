@@ -1,4 +1,4 @@
-//! How far rules may be passed, and what a load takes, as the real binary and a real server tell it.
+//! Bounds of rules and resources for a load, as the real binary and a real server print them.
 
 #![allow(
     clippy::expect_used,
@@ -55,7 +55,7 @@ fn run(arguments: &[&str]) -> Output {
     tidegate(arguments).output().expect("it runs")
 }
 
-/// What a command that has to work says.
+/// Returns the output of a command that must succeed.
 fn good(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
@@ -93,7 +93,7 @@ fn a_file_is_bounded_term_by_term() {
     let said = good(&fleet);
     assert!(said.contains("everywhere: 60 per 1m, burst 160; comfort, best_effort; D = 2500ms\n"), "{said}");
     assert!(said.contains("(R-1) * r * (S-K)"), "{said}");
-    assert!(said.contains("R = 3 regions, N = 4 processes in each"), "{said}");
+    assert!(said.contains("R = 3 regions, N = 4 nodes in each"), "{said}");
     let weighed = json(&["bound", "--rules", &file, "--weights", "8,1,1"]);
     assert_eq!(weighed["of"]["regions"], 3, "{weighed}");
     let alone = json(&["bound", "--rules", &file, "--no-origin", "--nodes", "4", "--failovers", "2"]);
@@ -102,7 +102,7 @@ fn a_file_is_bounded_term_by_term() {
 }
 
 #[test]
-fn a_server_tells_the_same_as_a_file_does() {
+fn server_and_rule_file_give_the_same_bounds() {
     let folder = folder();
     let file = write(folder.path(), "rules.toml", RULES);
     let server = serve(&["--rules", &file, "--origin", "memory", "--data-dir", "none"]);
@@ -111,7 +111,7 @@ fn a_server_tells_the_same_as_a_file_does() {
     let told = json(&[&["bound", "--server", &url][..], &fleet].concat());
     assert_eq!(told, json(&[&["bound", "--rules", &file][..], &fleet].concat()));
 
-    // What a server knows of itself: one region, which has an origin.
+    // The server's own situation: one region with an origin.
     let own = json(&["bound", "--server", &url]);
     assert_eq!(own, json(&["bound", "--rules", &file]));
     let answer = check(&server);
@@ -137,7 +137,7 @@ fn a_server_tells_the_same_as_a_file_does() {
 }
 
 #[test]
-fn a_server_counts_with_as_many_processes_as_it_was_told_of() {
+fn server_bounds_use_the_configured_node_count() {
     let folder = folder();
     let file = write(folder.path(), "rules.toml", RULES);
     let server = serve(&["--rules", &file, "--origin", "memory", "--data-dir", "none", "--nodes", "400"]);
@@ -191,13 +191,13 @@ fn rules_of_a_store_show_their_regime_and_bound() {
     assert_eq!((&row["body"]["regime"], &row["bound"]), (&"best_effort".into(), of(&expected, "everywhere")));
     let said = good(&["rules", "get", "rule/everywhere", "--server", &url]);
     assert!(said.contains("regime = \"best_effort\"\n"), "{said}");
-    assert!(said.contains(&format!("passed by {} at most", of(&expected, "everywhere")["total"])), "{said}");
+    assert!(
+        said.contains(&format!("over-admits at most {} units", of(&expected, "everywhere")["total"])),
+        "{said}"
+    );
 
     let plan = good(&["rules", "plan", &write(folder.path(), "doubtful.toml", DOUBTFUL), "--server", &url]);
-    assert!(
-        plan.contains("warning: rules[\"window\"].regime: a sliding window that is best_effort"),
-        "{plan}"
-    );
+    assert!(plan.contains("warning: rules[\"window\"].regime: a best_effort sliding window"), "{plan}");
     let regional = RULES.replace("\"strict\"", "\"regional\"");
     let plan = good(&["rules", "plan", &write(folder.path(), "next.toml", &regional), "--server", &url]);
     assert!(plan.contains("  - regime = \"strict\"\n  + regime = \"regional\"\n"), "{plan}");
@@ -210,7 +210,7 @@ fn a_file_is_validated_with_warnings() {
     let output = run(&["rules", "validate", &file]);
     let warned = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(warned.contains("gcra is the better choice"), "{warned}");
+    assert!(warned.contains("use gcra, which over-admits once"), "{warned}");
     assert!(warned.contains("rules[\"hasty\"].regime: in effect regional"), "{warned}");
     let warnings = json(&["rules", "validate", &file])["warnings"].clone();
     assert_eq!(warnings.as_array().map(Vec::len), Some(2), "{warnings}");
@@ -219,7 +219,7 @@ fn a_file_is_validated_with_warnings() {
     let output = run(&["rules", "validate", &wrong]);
     let problems = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(64), "{output:?}");
-    assert!(problems.contains("rules[1].regime: \"strict\" is for class \"security\""), "{problems}");
+    assert!(problems.contains("rules[1].regime: \"strict\" requires class \"security\""), "{problems}");
 }
 
 #[test]
@@ -234,9 +234,10 @@ fn a_server_warns_of_its_rules_when_it_starts() {
     let server = ["--rules", &file, "--origin", "memory", "--region", "eu"];
     let _server = Server::start_as(command, &[&server[..], &nobody].concat());
     let said = std::fs::read_to_string(said).expect("text");
-    // Of a burst of two, one of three regions has nothing while they do not hear of each other.
-    assert!(said.contains("rules[\"everywhere\"].regime: divided by the weights of the regions"), "{said}");
-    assert!(said.contains("while regions do not hear of each other, these let nothing pass"), "{said}");
+    // With a burst of two, one of three isolated regions has a regional share of nothing.
+    let warning =
+        "rules[\"everywhere\"].regime: the regional share of some regions is 0: they deny every request";
+    assert!(said.contains(warning), "{said}");
 }
 
 #[test]
@@ -263,7 +264,7 @@ fn questions_that_make_no_sense_are_wrong_usage() {
 }
 
 #[test]
-fn a_load_takes_what_follows_from_the_constants() {
+fn capacity_plan_follows_from_its_constants() {
     let load = ["plan", "--requests-per-second", "5M", "--regions", "3", "--keys", "100M", "--limits", "4"];
     let answer = json(&load);
     let constant = |name: &str| {
@@ -272,11 +273,11 @@ fn a_load_takes_what_follows_from_the_constants() {
     };
     let needs = |name: &str| answer["each_region"][name].as_u64().unwrap_or_else(|| panic!("{name}"));
     assert_eq!(needs("requests_per_s"), 1_666_667);
-    assert_eq!(needs("table_bytes_per_node"), 100_000_000 * constant("a key in a table"));
+    assert_eq!(needs("table_bytes_per_node"), 100_000_000 * constant("a key in the meter table"));
     assert!(constant("a call to Redis") > 0 && constant("a meter in Redis") > 0);
-    // By processes that ask, and by the replicator.
+    // Work of the nodes' calls and of the replicator.
     let busy_us = needs("origin_calls_per_s") * constant("a call to Redis")
-        + needs("origin_looks_per_s") * constant("a look into a partition")
+        + needs("origin_looks_per_s") * constant("a read of a partition")
         + needs("components_per_s") * constant("a component gathered, at Redis")
         + needs("merged_per_s") * constant("a component merged, at Redis");
     assert_eq!(needs("redis_shards"), (2 * busy_us).div_ceil(1_000_000), "half busy");
@@ -284,7 +285,7 @@ fn a_load_takes_what_follows_from_the_constants() {
     assert!(over_http["each_region"]["cores"].as_u64() > Some(10 * needs("cores")), "{over_http}");
 }
 
-/// A fenced block of a text, from behind the first place that says this.
+/// Returns the first fenced block of a text after `from`.
 fn block<'t>(text: &'t str, from: &str, language: &str) -> &'t str {
     let (_, rest) = text.split_once(from).unwrap_or_else(|| panic!("no {from:?}"));
     let (_, rest) = rest.split_once(&format!("```{language}\n")).expect("a block");
@@ -296,17 +297,13 @@ fn without_ends(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_examples_of_the_docs_are_what_the_commands_say() {
-    let docs = include_str!("../../../docs/regions.md");
-    let (folder, bounds) = (folder(), "## How far a limit may be passed");
-    let rules = write(folder.path(), "rules.toml", block(docs, bounds, "toml"));
-    for heading in [bounds, "## Five million requests a second"] {
-        let (command, expected) = block(docs, heading, "console").split_once('\n').expect("a command");
-        let mut words: Vec<&str> =
-            command.strip_prefix("$ tidegate ").expect("a command").split(' ').collect();
-        for word in words.iter_mut().filter(|word| **word == "rules.toml") {
-            *word = &rules;
-        }
-        assert_eq!(without_ends(&good(&words)), without_ends(expected), "{command}");
+fn documented_examples_match_command_output() {
+    let (docs, folder) = (include_str!("../../../docs/bounds.md"), folder());
+    let rules = write(folder.path(), "rules.toml", block(docs, "## An example", "toml"));
+    let (command, expected) = block(docs, "## An example", "console").split_once('\n').expect("a command");
+    let mut words: Vec<&str> = command.strip_prefix("$ tidegate ").expect("a command").split(' ').collect();
+    for word in words.iter_mut().filter(|word| **word == "rules.toml") {
+        *word = &rules;
     }
+    assert_eq!(without_ends(&good(&words)), without_ends(expected), "{command}");
 }

@@ -15,7 +15,7 @@ use support::{serve, tool};
 use tidegate_server::auth::TokenHash;
 use tidegate_testkit::{Redis, START_TIME_MAX, Server, wait_until};
 
-/// How long an answer may take on a machine that has much else to do.
+/// Timeout for a reply on a busy machine.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
 fn run(command: &mut Command) -> String {
@@ -30,8 +30,8 @@ fn redis_cli(server: &Server, arguments: &[&str]) -> String {
     run(Command::new(tool("redis-cli")).args(["-p", &port]).args(arguments))
 }
 
-/// What every script is given: clients, and a question that is asked again where the server had no time for it. Other
-/// programs on the machine may be the reason; nothing was charged then.
+/// The start of every script: a client, and a check that is repeated if the server sheds it. Other
+/// programs on the machine may cause that. A shed check charges nothing.
 const PRELUDE: &str = r#"
 import redis
 
@@ -153,12 +153,12 @@ assert blue.info("keyspace")["db0"]["keys"] == 1
 }
 
 #[test]
-fn redis_cli_prints_what_redis_cells_readme_prints() {
+fn redis_cli_output_matches_the_redis_cell_readme() {
     let server = serve(&[]);
     for protocol in ["-2", "-3"] {
         let question = [protocol, "CL.THROTTLE", &format!("user{protocol}"), "15", "30", "60"];
         let mut answer = redis_cli(&server, &question);
-        // A server that has no time lets it pass and charges nothing.
+        // An overloaded server lets the request pass and charges nothing.
         wait_until("the server to have the time", START_TIME_MAX, || {
             let shed = answer == "0\n16\n0\n-1\n0\n";
             if shed {
@@ -205,7 +205,7 @@ fn redis_benchmark_sends_pipelines_and_every_decision_is_counted() {
     assert_eq!(counted, 32_000, "{scrape}");
 }
 
-/// Sends bytes, says that no more will come, and reads all that is answered.
+/// Sends bytes, closes the sending side, and returns the whole reply.
 fn exchange(address: SocketAddr, sent: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).expect("connects");
     stream.set_read_timeout(Some(ANSWER_TIME_MAX)).expect("set");
@@ -216,7 +216,7 @@ fn exchange(address: SocketAddr, sent: &[u8]) -> String {
     answer.escape_ascii().to_string()
 }
 
-/// Requests that a Redis answers as well, in the same words.
+/// Requests that Redis answers with the same bytes.
 const SAME_WORDS: &[&[u8]] = &[
     b"PING\r\n",
     b"*1\r\n$4\r\nPING\r\n*2\r\n$4\r\nPING\r\n$2\r\nhi\r\n",
@@ -255,7 +255,7 @@ const SAME_WORDS: &[&[u8]] = &[
 ];
 
 #[test]
-fn what_redis_answers_too_is_answered_in_its_words() {
+fn shared_commands_get_the_same_replies_as_redis() {
     let server = serve(&[]);
     let store = Redis::start(&[]);
     let redis = store.address();
@@ -268,7 +268,7 @@ fn what_redis_answers_too_is_answered_in_its_words() {
 }
 
 #[test]
-fn a_stop_answers_what_was_asked_and_closes() {
+fn stop_answers_received_requests_and_closes() {
     let mut server = serve(&[]);
     let mut stream = TcpStream::connect(server.address("resp")).expect("connects");
     stream.set_read_timeout(Some(START_TIME_MAX)).expect("set");

@@ -1,4 +1,4 @@
-//! Whatever clients send, the number of series stays what it was.
+//! The number of metric series does not depend on the input of clients.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn a_million_identifiers_leave_few_series() {
     throttle_a_million(&server);
     let after = series(&server);
     assert!(after <= SERIES_MAX, "{after} series");
-    // What was counted for the first time shows up; nothing shows up for each identifier.
+    // Series that count for the first time appear; none appears for each identifier.
     assert!(after - before < 50, "{before} series became {after}");
 }
 

@@ -17,7 +17,7 @@ fn json(arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn a_sweep_says_what_came_of_it_and_the_same_seeds_give_the_same_history() {
+fn sweep_prints_a_summary_and_is_deterministic() {
     let sweep = || json(&["--seeds", "12", "--first", "5", "--hours", "0.1", "--json"]);
     let summary = sweep();
     assert_eq!(summary["seeds"], 12);
@@ -47,7 +47,7 @@ fn worlds_of_several_regions_say_how_much_of_the_bound_they_reached() {
 }
 
 #[test]
-fn one_world_is_told_in_words_traced_and_drawn() {
+fn single_world_is_described_traced_and_plotted() {
     let directory = tempfile::tempdir().expect("a directory");
     let picture = directory.path().join("world.svg");
     let path = picture.to_str().expect("plain");
@@ -68,7 +68,7 @@ fn the_model_and_its_cases_are_compared() {
 }
 
 #[test]
-fn what_makes_no_sense_is_wrong_usage() {
+fn invalid_arguments_are_a_usage_error() {
     for arguments in [
         &["--hours", "0"][..],
         &["--hours", "25"],

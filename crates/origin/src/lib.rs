@@ -17,9 +17,10 @@ pub mod redis;
 
 pub use memory::{METERS_PER_PARTITION_MAX, MemoryOrigin};
 
-/// How many parts an origin has. A call is about one of them, and a cluster spreads them over its servers. More: larger
-/// clusters are used evenly; fewer meters in each call, and so more calls for the same keys. Every node of a region must agree
-/// on this number, and on [`partition_of`]: to change either is to forget every meter.
+/// How many parts an origin has. A call is about one of them, and a cluster spreads them over its
+/// servers. More: larger clusters are used evenly; fewer meters in each call, and so more calls for
+/// the same keys. Every node of a region must agree on this number, and on [`partition_of`]: to
+/// change either is to forget every meter.
 pub const PARTITIONS: u16 = 256;
 
 /// The future reply to a call.
@@ -32,7 +33,8 @@ pub trait Origin: Send + Sync {
     /// store's identity itself and ignores [`Call::store`].
     fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a>;
 
-    /// Makes a call again that is under way and late, by another way than [`call`](Self::call) if there is one.
+    /// Makes a call again that is under way and late, by another way than [`call`](Self::call) if
+    /// there is one.
     fn hedge<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
         self.call(partition, call)
     }
@@ -48,6 +50,19 @@ pub trait Origin: Send + Sync {
     /// Acquires, renews or releases the replicator lease. If another node holds it, returns that
     /// node's measured lag.
     fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply>;
+
+    /// Checks that the store accepts calls, before a request depends on it. Changes nothing.
+    fn probe(&self) -> OriginFuture<'_, ProbeReply> {
+        Box::pin(async { Ok(ProbeReply::default()) })
+    }
+}
+
+/// The store's reply to a probe.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProbeReply {
+    /// The eviction policy of the store, if it is another than `noeviction`: an evicted meter
+    /// counts as unused.
+    pub eviction_policy: Option<String>,
 }
 
 /// A node's request to acquire, renew or release the replicator lease.

@@ -31,7 +31,8 @@ pub struct MemoryOrigin {
     now_us: Box<dyn Fn() -> u64 + Send + Sync>,
     meters_max: usize,
     parts: Vec<Mutex<MemoryPartition>>,
-    /// The holder of the replicator lease, the end of the lease, and the lag that the holder measured.
+    /// The holder of the replicator lease, the end of the lease, and the lag that the holder
+    /// measured.
     lease: Mutex<Option<(u64, u64, u64)>>,
 }
 

@@ -48,7 +48,8 @@ fn open_as_documented(cluster: &Cluster) -> Arc<dyn Origin> {
     Arc::new(RedisOrigin::open(config).expect("an address"))
 }
 
-/// How many slots move at least while the suite runs, which takes a second or two on a machine that is idle.
+/// How many slots move at least while the suite runs, which takes a second or two on a machine that
+/// is idle.
 const MOVES_MIN: usize = 5;
 
 /// Moves the slots of the suite from master to master until `until` is set. Returns the number of
@@ -65,6 +66,7 @@ fn move_slots(cluster: &Cluster, until: &AtomicBool) -> usize {
 async fn an_origin_on_a_cluster_conforms_while_slots_move_and_leaves_nothing_without_an_end() {
     let cluster = Arc::new(Cluster::start());
     let origin = open_as_documented(&cluster);
+    origin.probe().await.expect("the cluster replies");
     let done = Arc::new(AtomicBool::new(false));
     let (moved, until) = (Arc::clone(&cluster), Arc::clone(&done));
     let moving = std::thread::spawn(move || move_slots(&moved, &until));
@@ -76,7 +78,7 @@ async fn an_origin_on_a_cluster_conforms_while_slots_move_and_leaves_nothing_wit
     for number in cluster.masters() {
         let keys = cluster.servers[number].keys();
         for (key, left) in &keys {
-            assert!(*left > 0, "{} of server {number} stays for ever", key.escape_ascii());
+            assert!(*left > 0, "{} of server {number} has no expiry", key.escape_ascii());
         }
         seen += keys.len();
     }
@@ -88,7 +90,8 @@ async fn an_origin_on_a_cluster_conforms_after_every_master_handed_over() {
     let cluster = Cluster::start();
     let origin = open_cluster(&cluster);
     for master in cluster.masters() {
-        // One that the suite does not use, since a limit that must hold counts as full there from now on.
+        // One that the suite does not use, since a limit that must hold counts as full there from
+        // now on.
         let is_there = |partition: &u16| cluster.owner(&key_of(*partition)) == Some(master);
         let other = (0..PARTITIONS).filter(|partition| !is_of_suite(*partition)).find(is_there);
         let mut session = TestSession::new(&origin, other.expect("a partition of each master"));
@@ -171,7 +174,7 @@ async fn a_limit_that_must_hold_does_so_when_masters_hand_over_or_die() {
         session.until_full(b"key", a_day(Lapse::Counted, 1)).await;
         let others =
             TestSession::new(&origin, partition).ask(b"new", a_day(Lapse::Forgiven, 1), 1, 200).await;
-        assert_eq!(others, 100, "a limit that forgives goes on, dies: {dies}");
+        assert_eq!(others, 100, "a limit with forgiven lapses still admits, dies: {dies}");
         if !dies {
             cluster.wait_until_whole();
         }

@@ -1,4 +1,5 @@
-//! Every origin does the same: in memory, and on a real server, also while the server and the network misbehave.
+//! Every origin does the same: in memory, and on a real server, also while the server and the
+//! network misbehave.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "waits for other processes, which have no injected clock")]
@@ -17,7 +18,7 @@ use tidegate_core::origin::{
     Component, ComponentTotals, Lapse, MergeRequest, RegionId, RoundRequest, UNDECIDED,
 };
 use tidegate_origin::redis::{LINKS, RedisCertificates, RedisOrigin, Servers};
-use tidegate_origin::{LeaseReply, LeaseRequest, MemoryOrigin, Origin, OriginError};
+use tidegate_origin::{LeaseReply, LeaseRequest, MemoryOrigin, Origin, OriginError, ProbeReply};
 use tidegate_testkit::{APPEND_ONLY, Proxy, Redis, SNAPSHOTS, Signal, TlsRedis, Traffic, ask, wait_until};
 
 fn wall_us() -> u64 {
@@ -27,6 +28,25 @@ fn wall_us() -> u64 {
 
 fn single(server: &Redis) -> Arc<dyn Origin> {
     open(Servers::Single(server.url()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probe_finds_a_store_that_refuses_calls_or_may_evict() {
+    assert_eq!(MemoryOrigin::new(wall_us).probe().await, Ok(ProbeReply::default()));
+    let master = Redis::start(&["--maxmemory-policy", "allkeys-lru"]);
+    let origin = single(&master);
+    let reply = origin.probe().await.expect("it replies");
+    assert_eq!(reply.eviction_policy.as_deref(), Some("allkeys-lru"));
+    assert_eq!(master.keys(), [], "a probe writes nothing");
+    let replica = Redis::start_replica(&master);
+    let refused = single(&replica).probe().await;
+    let Err(OriginError::NotApplied(cause)) = refused else { panic!("{refused:?}") };
+    assert!(cause.to_lowercase().contains("read only"), "{cause}");
+    ask::<String>(&master, &["ACL", "SETUSER", "reader", "on", ">password", "~*", "+info", "+ping"]);
+    let url = master.url().replacen("://", "://reader:password@", 1);
+    let refused = open(Servers::Single(url)).probe().await;
+    let Err(OriginError::NotApplied(cause)) = refused else { panic!("{refused:?}") };
+    assert!(cause.to_lowercase().contains("no permissions"), "{cause}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,10 +70,10 @@ async fn an_origin_in_memory_has_bounded_room() {
     let crowded = session.next(updates, waiting);
     let reply = session.make(&crowded).await;
     let decided: Vec<_> = reply.checks.iter().map(|decided| (decided.passed, decided.denied_by)).collect();
-    assert_eq!(decided, [(0, UNDECIDED), (99, 1), (0, UNDECIDED)], "who is there goes on");
+    assert_eq!(decided, [(0, UNDECIDED), (99, 1), (0, UNDECIDED)], "meters in the store keep deciding");
     let rooms: Vec<u64> = reply.meters.iter().map(|meter_reply| meter_reply.room).collect();
     assert_eq!(rooms, [BURST, 0, BURST]);
-    assert_eq!(origin.call(1, &crowded).await, Ok(reply), "the same answer to the same words");
+    assert_eq!(origin.call(1, &crowded).await, Ok(reply), "a repeated call gets the same reply");
     assert_eq!(session.ask(&[1], terms, 1, 200).await, 99);
     let component = Component {
         key: Box::from(*b"of another region"),
@@ -62,7 +82,11 @@ async fn an_origin_in_memory_has_bounded_room() {
         totals: ComponentTotals::Drained { charged: 7, refunded: 0, level: 7 },
     };
     let merge = MergeRequest { from: RegionId(1), components: vec![component] };
-    assert_eq!(origin.merge(1, &merge).await.map(|merged| merged.charged), Ok(0), "and nobody waits for it");
+    assert_eq!(
+        origin.merge(1, &merge).await.map(|merged| merged.charged),
+        Ok(0),
+        "a merge into a full store does not wait"
+    );
     // A year later all meters have drained, and expired ones make room for the next key.
     clock.fetch_add(366 * 86_400_000_000, Ordering::Relaxed);
     assert_eq!(TestSession::new(&origin, 1).ask(b"first", terms, 1, 1).await, 1);
@@ -77,7 +101,7 @@ async fn an_origin_on_redis_conforms_and_leaves_nothing_without_an_end() {
     assert!(keys.len() > 100);
     for (key, left) in keys {
         assert!(key.starts_with(b"tg2:{"), "{}", key.escape_ascii());
-        assert!(left > 0, "{} stays for ever", key.escape_ascii());
+        assert!(left > 0, "{} has no expiry", key.escape_ascii());
     }
 }
 
@@ -103,7 +127,7 @@ async fn scripts_that_are_flushed_all_the_time_are_sent_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn as_long_as_a_call_is_made_again_its_answer_is_kept() {
+async fn retried_call_renews_the_expiry_of_its_reply() {
     const SHORT_MS: i64 = 60_000;
     let server = Redis::start(&[]);
     let origin: Arc<dyn Origin> = single(&server);
@@ -112,7 +136,7 @@ async fn as_long_as_a_call_is_made_again_its_answer_is_kept() {
     let reply = session.make(&call).await;
     let kept = || {
         let is_lane = |(key, _): &(Vec<u8>, i64)| key.windows(3).any(|part| part == b":n:");
-        server.keys().into_iter().find(is_lane).expect("a lane")
+        server.keys().into_iter().find(is_lane).expect("a session")
     };
     let (key, _) = kept();
     redis::cmd("PEXPIRE").arg(&key).arg(SHORT_MS).exec(&mut server.connection()).expect("it is there");
@@ -122,7 +146,7 @@ async fn as_long_as_a_call_is_made_again_its_answer_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_whose_answer_is_lost_is_charged_once() {
+async fn call_with_a_lost_reply_is_charged_once() {
     let server = Redis::start(&[]);
     let proxy = Proxy::start(server.address());
     let mut config = config(Servers::Single(proxy.url()));
@@ -186,7 +210,7 @@ fn callers(server: &Redis) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_hangs_holds_nobody_and_is_found_again() {
+async fn hanging_store_blocks_no_call_and_recovers() {
     let server = Redis::start(&[]);
     let mut config = config(Servers::Single(server.url()));
     config.call_time_max = Duration::from_millis(200);
@@ -199,7 +223,8 @@ async fn a_store_that_hangs_holds_nobody_and_is_found_again() {
     let call = session.next(vec![update(b"key", terms)], vec![checks(&[(0, 1)], 1)]);
     assert!(matches!(origin.call(2, &call).await, Err(OriginError::Unknown(_))));
     for _ in 0..10 {
-        let answer = tokio::time::timeout(TIME_MAX, origin.call(2, &call)).await.expect("held for ever");
+        let answer =
+            tokio::time::timeout(TIME_MAX, origin.call(2, &call)).await.expect("the call ends in time");
         assert!(answer.is_err());
     }
     server.signal(Signal::CONT);
@@ -237,7 +262,7 @@ async fn more_calls_than_there_may_be_are_turned_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_was_killed_counts_what_it_may_have_lost() {
+async fn killed_store_counts_possibly_lost_writes() {
     let cases: [(&str, &[&str]); 3] =
         [("append-only file", APPEND_ONLY), ("snapshot", SNAPSHOTS), ("nothing", &[])];
     for (kept, arguments) in cases {
@@ -261,13 +286,13 @@ async fn a_store_that_was_killed_counts_what_it_may_have_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_was_promoted_counts_what_it_may_not_have_heard() {
+async fn promoted_replica_counts_possibly_lost_writes() {
     let master = Redis::start(&[]);
     let replica = Redis::start_replica(&master);
     let terms = a_day(Lapse::Counted, 1);
     let mut session = TestSession::new(&single(&master), 2);
     assert_eq!(session.ask(b"key", terms, 1, 30).await, 30);
-    let _: i64 = redis::cmd("WAIT").arg(1).arg(60_000).query(&mut master.connection()).expect("heard");
+    let _: i64 = redis::cmd("WAIT").arg(1).arg(60_000).query(&mut master.connection()).expect("replicated");
     session.origin = single(&replica);
     let call = session.next(vec![update(b"key", terms)], vec![checks(&[(0, 1)], 1)]);
     let read_only = session.origin.call(2, &call).await;
@@ -294,6 +319,7 @@ async fn tls_and_a_user_with_a_password_are_spoken() {
     assert_eq!(gather(&origin, 2, round).await.components, []);
     let request = LeaseRequest { holder: 1, for_us: 1_000_000, lag_us: 0 };
     assert_eq!(origin.lease(request).await, Ok(LeaseReply { is_held: true, lag_us: 0 }));
+    assert_eq!(origin.probe().await, Ok(ProbeReply::default()));
     for (wrong, roots) in [("tide:wrong", roots), ("tide:password", None)] {
         let origin: Arc<dyn Origin> = Arc::new(opened(wrong, roots));
         let call = TestSession::new(&origin, 2).next(Vec::new(), Vec::new());
@@ -315,8 +341,8 @@ async fn the_master_that_sentinels_name_is_followed() {
     let terms = a_day(Lapse::Forgiven, 1);
     let mut session = TestSession::new(&origin, 2);
     assert_eq!(session.ask(b"key", terms, 1, 30).await, 30);
-    let _: i64 = redis::cmd("WAIT").arg(1).arg(60_000).query(&mut master.connection()).expect("heard");
-    wait_until("the sentinel to hand over", TIME_MAX, || {
+    let _: i64 = redis::cmd("WAIT").arg(1).arg(60_000).query(&mut master.connection()).expect("replicated");
+    wait_until("the sentinel to fail over", TIME_MAX, || {
         let mut connection = redis::Client::open(sentinel.url()).unwrap().get_connection().unwrap();
         redis::cmd("SENTINEL").arg("FAILOVER").arg("tide").exec(&mut connection).is_ok()
     });
@@ -327,7 +353,7 @@ async fn the_master_that_sentinels_name_is_followed() {
     };
     wait_until("the replica to be master", TIME_MAX, || role(&replica).is_ok_and(|role| role == "master"));
     wait_until("the master to be replica", TIME_MAX, || role(&master).is_ok_and(|role| role == "slave"));
-    assert_eq!(session.ask(b"key", terms, 1, 200).await, 70, "it is the other one, with all its data");
+    assert_eq!(session.ask(b"key", terms, 1, 200).await, 70, "the new master has all data");
     // The origin cannot know that no write was lost, so it reports a loss.
     session.until_lost(b"key", terms).await;
 }

@@ -1,5 +1,6 @@
-//! Questions about what was decided.
+//! Queries of the decision log.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
@@ -10,19 +11,22 @@ use crate::entry::{DecisionRecord, RecordKey, RecordVerdict};
 use crate::layout::{StoredDecision, records};
 use crate::store::{LogError, open_to_read, signed, unsigned};
 
-/// The most records of one answer.
+/// Maximum number of records in one answer.
 pub const RECORDS_MAX: usize = 100;
 
-/// The log, for whoever asks. It may be asked while it is written.
+/// Records that a search for similar keys scans at most. More: finds rarer keys; takes longer.
+const SIMILAR_SCANNED_MAX: usize = 100_000;
+
+/// The decision log, opened for queries. Queries run while the log is written.
 #[derive(Debug)]
 pub struct Archive {
     connection: SqliteConnection,
 }
 
-/// A question: what was decided about a key, and why.
+/// A query for the decisions about a key.
 #[derive(Clone, Debug)]
 pub struct WhyQuery<'q> {
-    /// Whose.
+    /// Tenant of the key.
     pub tenant: &'q str,
     /// The key that was counted, or any of the request's dimensions, such as `user:42`.
     pub key: &'q str,
@@ -30,7 +34,7 @@ pub struct WhyQuery<'q> {
     pub at_ms: u64,
     /// How far before and after that.
     pub window_ms: u64,
-    /// How many records to tell, up to [`RECORDS_MAX`].
+    /// Maximum number of records to return, up to [`RECORDS_MAX`].
     pub records: usize,
 }
 
@@ -71,14 +75,51 @@ impl UnpackedBlock {
     }
 }
 
+/// Keys that contain a text.
+struct SimilarKeys<'q> {
+    text: &'q str,
+    suffix: String,
+    most: usize,
+    /// Keys whose value is the text.
+    exact: BTreeSet<String>,
+    other: BTreeSet<String>,
+}
+
+impl<'q> SimilarKeys<'q> {
+    fn new(text: &'q str, most: usize) -> Self {
+        let suffix = format!(":{text}");
+        Self { text, suffix, most, exact: BTreeSet::new(), other: BTreeSet::new() }
+    }
+
+    fn is_full(&self) -> bool {
+        self.exact.len() >= self.most
+    }
+
+    /// Takes the key of a record, and each dimension as a key has it.
+    fn take(&mut self, written: &StoredDecision<'_>) {
+        let dimensions = written.dimensions.iter().filter_map(|(_, text)| str::from_utf8(text).ok());
+        for key in dimensions.chain([written.entry.key]) {
+            let is_exact = key.ends_with(&self.suffix) && !key.contains(',');
+            let found = if is_exact { &mut self.exact } else { &mut self.other };
+            if (is_exact || key.contains(self.text)) && found.len() < self.most && !found.contains(key) {
+                found.insert(key.to_owned());
+            }
+        }
+    }
+
+    fn into_keys(self) -> Vec<String> {
+        self.exact.into_iter().chain(self.other).take(self.most).collect()
+    }
+}
+
 impl Archive {
     /// Opens the log in `folder`.
     pub async fn open(folder: &Path) -> Result<Self, LogError> {
         Ok(Self { connection: open_to_read(folder).await? })
     }
 
-    /// The records about a key around a moment: denials first, then what shadow rules would have denied, then what
-    /// passed; of each, the nearest first.
+    /// Returns the records about a key around a time. Denials come first, then shadow denials, then
+    /// allowed requests; within each group, the nearest first.
     pub async fn why(&mut self, why: &WhyQuery<'_>) -> Result<Vec<DecisionRecord>, LogError> {
         let most = why.records.clamp(1, RECORDS_MAX);
         let key = RecordKey::of(why.key);
@@ -90,7 +131,7 @@ impl Archive {
         places.sort_by_key(|place| place.distance_ms(why.at_ms));
         let mut found: Vec<DecisionRecord> = Vec::new();
         for place in places {
-            // What is further away than the last of enough denials changes nothing.
+            // A block farther away than the last of `most` denials cannot change the result.
             let nearest = (RecordVerdict::Denied, place.distance_ms(why.at_ms));
             if found.len() == most && found.last().is_some_and(|last| rank(last) <= nearest) {
                 break;
@@ -114,8 +155,32 @@ impl Archive {
         Ok(found)
     }
 
-    /// Gives all records from one moment to another, those of all tenants, in the order of their times, until `each`
-    /// says that it has enough by giving `false`.
+    /// Returns up to `most` keys in the window that contain the key of the query: first those whose
+    /// value it is, such as `user:mallory` for `mallory`. Scans the blocks nearest to the time.
+    pub async fn similar(&mut self, why: &WhyQuery<'_>, most: usize) -> Result<Vec<String>, LogError> {
+        let (from_ms, to_ms) =
+            (why.at_ms.saturating_sub(why.window_ms), why.at_ms.saturating_add(why.window_ms));
+        let mut places = self.places(from_ms, to_ms).await?;
+        places.sort_by_key(|place| place.distance_ms(why.at_ms));
+        let mut similar = SimilarKeys::new(why.key, most);
+        let mut scanned = 0;
+        for place in places {
+            if scanned >= SIMILAR_SCANNED_MAX || similar.is_full() {
+                break;
+            }
+            let Some(block) = self.block(place.id).await? else { continue };
+            for written in records(&block.raw) {
+                scanned += 1;
+                if written.entry.tenant == why.tenant && (from_ms..=to_ms).contains(&written.entry.at_ms) {
+                    similar.take(&written);
+                }
+            }
+        }
+        Ok(similar.into_keys())
+    }
+
+    /// Passes all records between two times to `each`, of all tenants and in time order. Stops when
+    /// `each` returns `false`.
     pub async fn replay(
         &mut self,
         from_ms: u64,
@@ -143,8 +208,9 @@ impl Archive {
         Ok(())
     }
 
-    /// A moment between two others, such that the blocks that begin from then on have about so many records: whoever
-    /// replays no more than that should see the latest, and not the first. Never later than the last block begins.
+    /// Returns a time between two others from which on the blocks contain about `records` records.
+    /// A replay of that many records then covers the latest, not the first. The time is never later
+    /// than the start of the last block.
     pub async fn since(&mut self, from_ms: u64, to_ms: u64, records: u64) -> Result<u64, LogError> {
         let query = sqlx::query(
             "SELECT from_ms, records FROM blocks WHERE to_ms >= ?1 AND from_ms <= ?2 ORDER BY from_ms DESC",

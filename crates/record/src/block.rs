@@ -1,4 +1,4 @@
-//! Records that are kept together: what a row of the store holds.
+//! Blocks: records that are stored together as one row.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -9,7 +9,8 @@ use crate::layout::{DecisionFrame, StoredDecision, are_whole, put_again, put_set
 /// record.
 const BLOCK_BYTES: usize = 512 << 10;
 
-/// Terms of a block that are remembered, so that one which comes with every record is not gathered, and sorted, as often.
+/// Slots of the filter of repeated terms. A term that occurs in every record is then not collected
+/// and sorted each time.
 const TERMS_KNOWN: usize = 1 << 10;
 
 /// The most that a block unpacks to: one record beyond its size.
@@ -51,7 +52,7 @@ impl Default for Block {
 }
 
 impl Block {
-    /// Adds what records have in common; its number.
+    /// Adds the fields that records share, as a setting, and returns its number.
     pub(crate) fn define(&mut self, setting: &RecordContext<'_>) -> u32 {
         put_setting(&mut self.raw, setting);
         self.settings += 1;
@@ -77,7 +78,8 @@ impl Block {
         put_again(&mut self.raw, frame, setting);
     }
 
-    /// A term is noted twice at most as often as another one comes in between that has the same place.
+    /// Collects a search term. It is collected again only if another term of the same slot came in
+    /// between.
     fn note(&mut self, term: u32) {
         let known = &mut self.known[term as usize % TERMS_KNOWN];
         // The one that is 0 is noted always.
@@ -87,7 +89,7 @@ impl Block {
         }
     }
 
-    /// Whether nothing more goes in.
+    /// Whether the block takes no more records.
     pub(crate) fn is_full(&self) -> bool {
         self.raw.len() >= BLOCK_BYTES
     }
@@ -101,7 +103,7 @@ impl Block {
         self.counts.iter().sum()
     }
 
-    /// What its records can be looked up by: hashes in ascending order, four bytes each.
+    /// Returns the search terms of its records: hashes in ascending order, four bytes each.
     pub(crate) fn packed_terms(&mut self) -> Vec<u8> {
         self.terms.sort_unstable();
         self.terms.dedup();
@@ -114,8 +116,8 @@ impl Block {
     }
 }
 
-/// What the records of a tenant are found by: their keys, and each of their requests' dimensions, so that `user:42` is found
-/// whichever limit decided.
+/// The search terms of a tenant's records: their keys and each dimension of their requests.
+/// `user:42` is then found whichever limit decided.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SearchTerms {
     /// Which tenant it is.
@@ -127,15 +129,15 @@ impl SearchTerms {
         Self { seed: xxh3_64_with_seed(tenant.as_bytes(), 0) }
     }
 
-    /// The hash of a key, or of a dimension as a [`RecordKey`](crate::Key) has it. Two things with the same cost a look into a
-    /// block that has neither.
+    /// Returns the hash of a key, or of a dimension as a [`RecordKey`](crate::RecordKey) writes it.
+    /// A collision costs one read of a block without a match.
     pub(crate) fn of(self, text: &[u8]) -> u32 {
         let [a, b, c, d, ..] = xxh3_64_with_seed(text, self.seed).to_le_bytes();
         u32::from_le_bytes([a, b, c, d])
     }
 }
 
-/// As much of a dimension as a [`RecordKey`](crate::Key) has of it.
+/// As much of a dimension as a [`RecordKey`](crate::RecordKey) has of it.
 fn as_key(text: &[u8]) -> &[u8] {
     if text.len() <= KEY_BYTES_MAX {
         return text;
@@ -156,7 +158,7 @@ pub(crate) fn has_term(packed: &[u8], term: u32) -> bool {
     terms.binary_search_by_key(&term, |bytes| u32::from_le_bytes(*bytes)).is_ok()
 }
 
-/// What [`Block::packed_records`] gave; nothing if it is damaged.
+/// Decompresses the output of [`Block::packed_records`]; `None` if it is damaged.
 pub(crate) fn unpack(packed: &[u8]) -> Option<Vec<u8>> {
     let (length, packed) = lz4_flex::block::uncompressed_size(packed).ok()?;
     if length > RAW_BYTES_MAX {
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn long_dimensions_are_found_by_what_a_key_keeps_of_them() {
+    fn long_dimensions_are_found_by_their_truncated_key() {
         for (name, value) in
             [("user", "é".repeat(400)), (&"n".repeat(255), "v".repeat(9)), (&"n".repeat(300), "v".to_owned())]
         {
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_not_read() {
+    fn damaged_block_is_not_unpacked() {
         let packed = block(&["a", "b", "c"]).packed_records();
         let whole = unpack(&packed).expect("unpacks");
         assert_eq!(unpack(&packed[..packed.len() - 1]), None);

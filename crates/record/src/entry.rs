@@ -1,16 +1,18 @@
-//! One decision, as it is written down: borrowed while it is written, bytes while it is kept, owned when it is told.
+//! One decision of the log: borrowed while it is written, bytes in storage, owned when it is read.
 
 use arrayvec::ArrayString;
 use serde::{Serialize, Serializer};
 
-/// The longest key that is kept. Longer ones are cut: higher tells them apart, and takes more room for each record.
+/// Maximum length of a logged key, in bytes; longer keys are cut. A higher value distinguishes more
+/// long keys and takes more space per record.
 pub const KEY_BYTES_MAX: usize = 256;
-/// The longest name that is kept: of a tenant, a rule, a version and so on.
+/// Maximum length of a logged name, in bytes: of a tenant, a rule, a version and so on.
 pub const NAME_BYTES_MAX: usize = 128;
-/// The most bytes of a request's dimensions that are kept, names and values. Those that do not fit are left out, whole.
+/// Maximum bytes of a request's logged dimensions, names and values. A dimension that does not fit
+/// is left out as a whole.
 pub const DIMENSIONS_BYTES_MAX: usize = 1_024;
 
-/// What became of a request.
+/// The logged verdict of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RecordVerdict {
@@ -22,7 +24,7 @@ pub enum RecordVerdict {
     Allowed,
 }
 
-/// Why a decision is in the log. Metrics tell them apart.
+/// The reason why a decision is in the log; a label of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
     /// All of these are, up to the stated rate.
@@ -66,7 +68,7 @@ impl RecordVerdict {
         }
     }
 
-    /// The verdict as it is kept.
+    /// Returns the stored code of the verdict.
     pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Denied => 0,
@@ -85,7 +87,7 @@ impl RecordVerdict {
     }
 }
 
-/// What a limit lets pass.
+/// Amount, burst and period of a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LimitTerms {
     /// How much in each period.
@@ -146,15 +148,15 @@ impl RecordKey {
 pub struct DecisionEntry<'a> {
     /// When, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Whose.
+    /// Tenant of the request.
     pub tenant: &'a str,
     /// Where the question came in.
     pub surface: &'a str,
-    /// What was counted, under the limit that decided.
+    /// Key counted under the limit that decided.
     pub key: &'a str,
-    /// What the request costs.
+    /// Cost of the request, in units.
     pub cost: u64,
-    /// What became of it.
+    /// Verdict of the request.
     pub verdict: RecordVerdict,
     /// The rule that decided: the one that denied, or of those that let it pass the one with the least left.
     pub rule: &'a str,
@@ -162,32 +164,36 @@ pub struct DecisionEntry<'a> {
     pub rule_version: u64,
     /// The version of the set that the rule is from.
     pub set_version: &'a str,
-    /// The override or emergency that replaced the rule's limit; empty if none did.
+    /// Override or emergency that replaced the rule's limit; empty if none.
     pub replaced_by: &'a str,
     /// The limit that held.
     pub limit: LimitTerms,
-    /// What could still be spent after the decision.
+    /// Units left after the decision.
     pub remaining: u32,
-    /// How long until the same request would pass; nothing if it passed, or never will.
+    /// Time until the same request would pass, in milliseconds; `None` if it passed or never will.
     pub retry_ms: Option<u64>,
-    /// What the decision rests on.
+    /// Decision source.
     pub source: &'a str,
+    /// The reason: a limit, a block, an outage or overload.
+    pub reason: &'a str,
+    /// When the emergency in force ends, in milliseconds since the Unix epoch; `None` without one.
+    pub until_ms: Option<u64>,
 }
 
-/// A decision as it is told.
+/// A decision record as queries return it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DecisionRecord {
     /// When, in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Whose.
+    /// Tenant of the request.
     pub tenant: String,
     /// Where the question came in.
     pub surface: String,
-    /// What was counted.
+    /// Key counted under the limit that decided.
     pub key: String,
-    /// What the request cost.
+    /// Cost of the request, in units.
     pub cost: u64,
-    /// What became of it.
+    /// Verdict of the request.
     pub verdict: RecordVerdict,
     /// The rule that decided.
     pub rule: String,
@@ -200,21 +206,25 @@ pub struct DecisionRecord {
     pub replaced_by: String,
     /// The limit that held.
     pub limit: LimitTerms,
-    /// What could still be spent after the decision.
+    /// Units left after the decision.
     pub remaining: u32,
-    /// What was spent of the limit's burst after the decision.
+    /// Units of the limit's burst used after the decision.
     pub level: u32,
     /// How long until the same request would have passed.
     pub retry_ms: Option<u64>,
-    /// What the decision rests on.
+    /// Decision source.
     pub source: String,
+    /// The reason: `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or `shed`.
+    pub reason: String,
+    /// When the emergency in force ends, in milliseconds since the Unix epoch; `None` without one.
+    pub until_ms: Option<u64>,
     /// The region of the node.
     pub region: String,
     /// The node that decided.
     pub node: String,
-    /// How many decisions of its kind the record stands for, as a share: 1 for denials.
+    /// Share of the decisions of this kind that is logged: 1 for denials.
     pub sample_rate: f64,
-    /// What the request was known by, as far as rules look at it.
+    /// Dimensions of the request, as far as rules use them.
     #[serde(serialize_with = "as_object")]
     pub dimensions: Vec<(String, String)>,
     /// Whether some of them were left out, because they are too long.
@@ -222,30 +232,34 @@ pub struct DecisionRecord {
 }
 
 impl DecisionEntry<'_> {
-    /// What was spent of the burst after the decision.
+    /// Returns the units of the burst used after the decision.
     pub(crate) fn level(&self) -> u32 {
         self.limit.burst.saturating_sub(self.remaining)
     }
 }
 
-/// What many decisions in a row have in common: all but who, when and how much.
+/// Fields that many consecutive decisions share. Key, dimensions, time, verdict and units are
+/// stored per decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordContext<'a> {
-    /// Tenant, surface, rule, version of the set, what replaced the rule, and decision source.
+    /// Tenant, surface, rule, rule set version, replacing override or emergency, decision source,
+    /// and reason.
     pub(crate) names: [&'a str; NAMES],
     pub(crate) rule_version: u64,
     pub(crate) limit: LimitTerms,
+    pub(crate) until_ms: Option<u64>,
 }
 
 /// Texts of a [`RecordContext`].
-pub(crate) const NAMES: usize = 6;
+pub(crate) const NAMES: usize = 7;
 
 impl<'a> RecordContext<'a> {
     pub(crate) fn of(entry: &DecisionEntry<'a>) -> Self {
-        let DecisionEntry { tenant, surface, rule, set_version, replaced_by, source, .. } = *entry;
-        let names = [tenant, surface, rule, set_version, replaced_by, source];
+        let DecisionEntry { tenant, surface, rule, set_version, replaced_by, source, reason, .. } = *entry;
+        let names = [tenant, surface, rule, set_version, replaced_by, source, reason];
         let names = names.map(|name| cut(name, NAME_BYTES_MAX));
-        Self { names, rule_version: entry.rule_version, limit: entry.limit }
+        let DecisionEntry { rule_version, limit, until_ms, .. } = *entry;
+        Self { names, rule_version, limit, until_ms }
     }
 }
 
@@ -253,7 +267,7 @@ fn as_object<S: Serializer>(dimensions: &[(String, String)], serializer: S) -> R
     serializer.collect_map(dimensions.iter().map(|(name, value)| (name, value)))
 }
 
-/// As much of `text` as fits into `most` bytes, in whole characters.
+/// Returns the longest prefix of `text` within `most` bytes, in whole characters.
 pub(crate) fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
@@ -279,6 +293,8 @@ pub(crate) mod tests {
             remaining: 0,
             retry_ms: Some(600),
             source: "local",
+            reason: "limit",
+            until_ms: None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! The log as a Parquet file, for whoever has other questions.
+//! Export of the log as a Parquet file, for analysis with other tools.
 
 use std::fmt;
 use std::io::Write;
@@ -34,6 +34,8 @@ const SCHEMA: &str = "message decision {
     REQUIRED INT64 level;
     OPTIONAL INT64 retry_ms;
     REQUIRED BYTE_ARRAY source (STRING);
+    REQUIRED BYTE_ARRAY reason (STRING);
+    OPTIONAL INT64 until (TIMESTAMP(MILLIS, true));
     REQUIRED BYTE_ARRAY region (STRING);
     REQUIRED BYTE_ARRAY node (STRING);
     REQUIRED DOUBLE sample_rate;
@@ -43,7 +45,7 @@ const SCHEMA: &str = "message decision {
 /// Records that are written together. Higher: smaller files; more memory while one is written.
 const ROW_GROUP_RECORDS: usize = 50_000;
 
-/// Why nothing was exported, or not all.
+/// The reason why an export failed or is incomplete.
 #[derive(Debug)]
 pub enum ExportError {
     /// The log failed.
@@ -131,6 +133,8 @@ fn write_group<W: Write + Send>(
     columns.numbers(|record| i64::from(record.level))?;
     columns.some_numbers(|record| record.retry_ms.map(signed))?;
     columns.texts(|record| &record.source)?;
+    columns.texts(|record| &record.reason)?;
+    columns.some_numbers(|record| record.until_ms.map(signed))?;
     columns.texts(|record| &record.region)?;
     columns.texts(|record| &record.node)?;
     columns.shares(|record| record.sample_rate)?;

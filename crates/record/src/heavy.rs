@@ -1,8 +1,10 @@
-//! Who has been near a limit for a while: a summary of each minute, of bounded size, made from what the log takes in.
+//! Heavy keys: a summary of each minute, of bounded size, computed from the records that the log
+//! receives.
 //!
-//! In a minute a key *was near* a limit if a record of it found more than [`NEAR_PERCENT`] of the limit's burst spent, or
-//! if its samples say that it used more than that share of what the limit lets pass in a minute. Levels alone would not
-//! do: under GCRA, whoever steadily uses nine tenths of the rate has an empty bucket.
+//! In a minute a key *was near* a limit if one of its records found more than [`NEAR_PERCENT`] of
+//! the limit's burst used. It also was near if its samples show more than that share of the limit's
+//! amount per minute. Levels alone are not enough: under GCRA, a key that steadily uses nine tenths
+//! of the rate has an empty bucket.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasher as _;
@@ -15,27 +17,30 @@ use crate::entry::{DecisionEntry, LimitTerms, RecordVerdict};
 /// How much of a limit is near it.
 const NEAR_PERCENT: u64 = 80;
 
-/// The fewest samples of a minute that say something about a rate: with sixteen, it is known to a quarter.
+/// Minimum number of samples in a minute to estimate a rate. With sixteen, the error is about a
+/// quarter.
 const SAMPLES_MIN: u64 = 16;
 
-/// The most minutes that are remembered, and that can be asked for.
+/// Maximum number of minutes that are stored and that a query can cover.
 pub const MINUTES_MAX: u64 = 60;
 
-/// How many minutes a record may be ahead of the moment at which it is taken in, which was looked up before the record was.
+/// Minutes that a record may be ahead of `now_ms`. The log reads the clock before it drains the
+/// record.
 const MINUTES_AHEAD_MAX: u64 = 1;
 
-/// The fewest that can be asked for: below, nothing is sustained.
+/// Minimum number of minutes of a query: shorter use is not sustained.
 pub const MINUTES_MIN: u64 = 2;
 
 /// The most keys of a minute; when they are reached, the rarer half is forgotten. Higher: more customers at once that
 /// are near a limit and rarely seen; some 300 bytes each, for each minute.
 const KEYS_MAX: usize = 2_048;
 
-/// Strangers of a crowded minute that are remembered by a number alone, and have to come again to be one of the keys.
-/// Higher: who comes seldom is known again; four bytes each, for each minute in which keys had to be forgotten.
+/// Slots for new keys of a crowded minute. Each stores a hash only; the key is listed when it comes
+/// again. Higher: rare keys are recognized; four bytes each, for each minute in which keys were
+/// dropped.
 const STRANGERS: usize = 4 * KEYS_MAX;
 
-/// The most keys that are told at once.
+/// Maximum number of keys in one answer.
 pub const HEAVY_MAX: usize = 1_000;
 
 const MINUTE_MS: u64 = 60_000;
@@ -43,11 +48,11 @@ const MINUTE_MS: u64 = 60_000;
 /// A key that has been near a limit for a while.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HeavyKey {
-    /// Whose.
+    /// Tenant of the key.
     pub tenant: String,
-    /// What is limited.
+    /// The limited key.
     pub key: String,
-    /// The rule whose limit it is.
+    /// Rule of the limit.
     pub rule: String,
     /// The limit.
     pub limit: LimitTerms,
@@ -55,22 +60,50 @@ pub struct HeavyKey {
     pub minutes_near: u64,
     /// The most that any of its requests found spent, in percent of the burst.
     pub level_percent_max: u64,
-    /// The most it used in one minute, in percent of what the limit lets pass; nothing if its samples are too few to say.
+    /// Highest use in one minute, in percent of the amount that the limit allows; `None` with too
+    /// few samples.
     pub use_percent_max: Option<u64>,
     /// How many of its requests were denied.
     pub denied: u64,
 }
 
-/// Who has been near a limit.
+/// Heavy keys of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeavyKeys {
     /// How many keys there are.
     pub of: usize,
     /// The first of them: those that were near a limit most often.
     pub keys: Vec<HeavyKey>,
+    /// The records of the tenant in the minutes of the query.
+    pub counts: RecordCounts,
+    /// Keys that were near a limit in at least one of the minutes.
+    pub keys_near: usize,
+    /// The most minutes that one of these keys was near a limit.
+    pub minutes_near_max: u64,
 }
 
-/// What was seen of a key in a minute.
+/// Records of a tenant, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RecordCounts {
+    /// All records.
+    pub records: u64,
+    /// Denials among them.
+    pub denied: u64,
+}
+
+impl RecordCounts {
+    fn note(&mut self, entry: &DecisionEntry<'_>) {
+        self.records += 1;
+        self.denied += u64::from(entry.verdict == RecordVerdict::Denied);
+    }
+
+    fn add(&mut self, other: Self) {
+        self.records += other.records;
+        self.denied += other.denied;
+    }
+}
+
+/// Usage of a key in one minute.
 #[derive(Clone, Debug)]
 struct KeyUsage {
     /// Tenant, rule and key, one behind the other: strangers come by faster than three times as much could be allocated.
@@ -78,7 +111,7 @@ struct KeyUsage {
     tenant_end: usize,
     rule_end: usize,
     limit: LimitTerms,
-    /// What it weighs against others when room is made.
+    /// Records of the key, less the reductions by `make_room`.
     weight: u64,
     level_percent_max: u64,
     samples: u64,
@@ -90,11 +123,11 @@ struct KeyUsage {
 #[derive(Debug, Default)]
 pub(crate) struct Minutes {
     known: BTreeMap<u64, Minute>,
-    /// Drawn for this process: nobody can choose a key that would be taken for another one.
+    /// Random for each process, so that no client can choose a key that collides with another one.
     hasher: RandomState,
 }
 
-/// What was seen in a minute.
+/// Keys seen in one minute.
 #[derive(Debug, Default)]
 struct Minute {
     /// By [`Minutes::id`].
@@ -102,6 +135,8 @@ struct Minute {
     /// A part of the numbers of those that came by since keys were forgotten, each in the only place where it may be; empty
     /// before. Most never come again, and would only have others forgotten.
     strangers: Box<[u32]>,
+    /// By tenant, of which a server has at most 1,000. Unlike keys, counts are never dropped.
+    counts: HashMap<Box<str>, RecordCounts, RandomState>,
 }
 
 impl Minutes {
@@ -109,13 +144,17 @@ impl Minutes {
     pub(crate) fn see(&mut self, entry: &DecisionEntry<'_>, now_ms: u64) {
         let (minute, now) = (entry.at_ms / MINUTE_MS, now_ms / MINUTE_MS);
         self.forget_after(now + MINUTES_AHEAD_MAX);
-        // A record from long ago, or from a clock that is far ahead, says nothing about now.
+        // A record from long ago, or from a clock far ahead, does not describe the present.
         let near = (now + 1).saturating_sub(MINUTES_MAX)..=now + MINUTES_AHEAD_MAX;
-        if !near.contains(&minute) || entry.limit.burst == 0 {
+        if !near.contains(&minute) {
             return;
         }
         let id = self.id(entry);
-        self.known.entry(minute).or_default().note(id, entry);
+        let minute = self.known.entry(minute).or_default();
+        minute.count(entry);
+        if entry.limit.burst > 0 {
+            minute.note(id, entry);
+        }
         while self.known.len() as u64 > MINUTES_MAX {
             self.known.pop_first();
         }
@@ -133,8 +172,9 @@ impl Minutes {
         self.hasher.hash_one((entry.tenant, entry.rule, entry.key))
     }
 
-    /// Who of a tenant was near a limit in at least half of the last `minutes`, that of `now_ms` among them; those that
-    /// were most often come first, and no more than `most` are told.
+    /// Returns the keys of a tenant that were near a limit in at least half of the last `minutes`,
+    /// including that of `now_ms`. Keys with the most such minutes come first; at most `most` are
+    /// returned.
     pub(crate) fn heavy(
         &self,
         tenant: &str,
@@ -146,21 +186,33 @@ impl Minutes {
         let minutes = minutes.clamp(MINUTES_MIN, MINUTES_MAX);
         let newest = now_ms / MINUTE_MS;
         let mut found: HashMap<u64, HeavyKey> = HashMap::new();
+        let mut counts = RecordCounts::default();
         for (_, seen) in self.known.range((newest + 1).saturating_sub(minutes)..=newest) {
+            counts.add(seen.counts.get(tenant).copied().unwrap_or_default());
             for (id, seen) in seen.keys.iter().filter(|(_, seen)| seen.tenant() == tenant) {
                 found.entry(*id).or_insert_with(|| seen.heavy()).add(seen, sample_rate);
             }
         }
+        let near = found.values().filter(|heavy| heavy.minutes_near > 0);
+        let (keys_near, minutes_near_max) =
+            near.fold((0, 0), |(keys, most), heavy| (keys + 1, heavy.minutes_near.max(most)));
         let mut found: Vec<_> =
             found.into_values().filter(|heavy| heavy.minutes_near >= minutes.div_ceil(2)).collect();
         found.sort_by(|a, b| (b.minutes_near, b.denied, &a.key).cmp(&(a.minutes_near, a.denied, &b.key)));
         let of = found.len();
         found.truncate(most.min(HEAVY_MAX));
-        HeavyKeys { of, keys: found }
+        HeavyKeys { of, keys: found, counts, keys_near, minutes_near_max }
     }
 }
 
 impl Minute {
+    fn count(&mut self, entry: &DecisionEntry<'_>) {
+        match self.counts.get_mut(entry.tenant) {
+            Some(counts) => counts.note(entry),
+            None => self.counts.entry(entry.tenant.into()).or_default().note(entry),
+        }
+    }
+
     fn note(&mut self, id: u64, entry: &DecisionEntry<'_>) {
         if let Some(seen) = self.keys.get_mut(&id) {
             return seen.note(entry);
@@ -176,7 +228,8 @@ impl Minute {
         self.keys.insert(id, seen);
     }
 
-    /// Whether somebody new came by for the first time in a crowded minute. The next time they are known.
+    /// Whether this is the first record of a new key in a crowded minute. Stores the key's hash, so
+    /// that the next record counts.
     fn is_stranger(&mut self, id: u64) -> bool {
         if self.strangers.is_empty() {
             return false;
@@ -187,8 +240,8 @@ impl Minute {
         std::mem::replace(&mut self.strangers[place], number) != number
     }
 
-    /// Takes the median weight off all, and forgets those that have none left: whoever is seen more often than one in
-    /// [`KEYS_MAX`] / 2 records stays once it is one of the keys, however many strangers come by.
+    /// Subtracts the median weight from all keys and drops those without weight. A listed key with
+    /// more than one in [`KEYS_MAX`] / 2 records stays, however many new keys come.
     fn make_room(&mut self) {
         if self.strangers.is_empty() {
             self.strangers = vec![0; STRANGERS].into();
@@ -250,12 +303,12 @@ impl KeyUsage {
         }
     }
 
-    /// What it used in the minute, in percent of what the limit lets pass in one.
+    /// Estimates the use in the minute, in percent of the amount that the limit allows per minute.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_precision_loss,
         clippy::cast_sign_loss,
-        reason = "an estimate, of what is not negative"
+        reason = "an estimate of a value that is not negative"
     )]
     fn use_percent(&self, sample_rate: f64) -> Option<u64> {
         if self.samples < SAMPLES_MIN || self.limit.amount == 0 {
@@ -279,7 +332,8 @@ impl HeavyKey {
     }
 }
 
-/// What a request found spent, before it was charged itself: a limit that lets one pass at a time is not used up by one.
+/// Returns the level that a request found before its own charge, in percent of the burst. A single
+/// request does not use up a limit with a burst of one.
 fn found_percent(entry: &DecisionEntry<'_>) -> u64 {
     let own = if entry.verdict == RecordVerdict::Denied { 0 } else { entry.cost };
     100 * u64::from(entry.level()).saturating_sub(own) / u64::from(entry.limit.burst)
@@ -293,7 +347,7 @@ mod tests {
     const MINUTE: u64 = MINUTE_MS;
 
     fn keys(minutes: &Minutes, last: u64, now_ms: u64) -> Vec<String> {
-        let HeavyKeys { of, keys } = minutes.heavy("t", last, now_ms, HEAVY_MAX, 0.001);
+        let HeavyKeys { of, keys, .. } = minutes.heavy("t", last, now_ms, HEAVY_MAX, 0.001);
         assert_eq!(of.min(HEAVY_MAX), keys.len());
         keys.into_iter().map(|heavy| heavy.key).collect()
     }
@@ -308,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_near_a_limit_in_half_of_the_minutes_is_heavy() {
+    fn key_near_its_limit_in_half_of_the_minutes_is_heavy() {
         let mut minutes = Minutes::default();
         for minute in 0..10 {
             see(&mut minutes, &allowed("calm", minute * MINUTE, 50));
@@ -324,10 +378,27 @@ mod tests {
         let now = 9 * MINUTE + 1;
         assert_eq!(keys(&minutes, 10, now), ["half"]);
         assert_eq!(keys(&minutes, 4, now), ["late", "half"]);
-        assert!(keys(&minutes, 10, 30 * MINUTE).is_empty(), "it was long ago");
+        assert!(keys(&minutes, 10, 30 * MINUTE).is_empty(), "the minute is out of the window");
         assert_eq!(minutes.heavy("another", 4, now, HEAVY_MAX, 0.001), HeavyKeys::default());
         let first = minutes.heavy("t", 4, now, 1, 0.001);
         assert_eq!((first.of, first.keys.len(), first.keys[0].key.as_str()), (2, 1, "late"));
+    }
+
+    #[test]
+    fn records_are_counted_whether_or_not_a_key_is_heavy() {
+        let mut minutes = Minutes::default();
+        for at in 0..5 {
+            see(&mut minutes, &denied("short", 9 * MINUTE + at));
+        }
+        see(&mut minutes, &allowed("calm", 9 * MINUTE, 50));
+        let limit = LimitTerms { amount: 0, burst: 0, period_ms: 1_000 };
+        see(&mut minutes, &DecisionEntry { limit, ..denied("blocked", 8 * MINUTE) });
+        see(&mut minutes, &DecisionEntry { tenant: "another", ..denied("short", 9 * MINUTE) });
+        let found = minutes.heavy("t", 10, 9 * MINUTE + 9, HEAVY_MAX, 0.001);
+        assert_eq!((found.of, found.keys_near, found.minutes_near_max), (0, 1, 1));
+        assert_eq!(found.counts, RecordCounts { records: 7, denied: 6 });
+        let found = minutes.heavy("t", 10, 29 * MINUTE, HEAVY_MAX, 0.001);
+        assert_eq!(found, HeavyKeys::default(), "out of the window");
     }
 
     #[test]
@@ -359,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_take_bounded_room_and_hide_nobody() {
+    fn many_one_time_keys_take_bounded_memory_and_hide_no_heavy_key() {
         let mut minutes = Minutes::default();
         for at in 0..200_000_u64 {
             see(&mut minutes, &denied(&format!("stranger:{at}"), at % 2 * MINUTE));
@@ -383,12 +454,12 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_a_clock_that_is_far_ahead_hides_nobody() {
+    fn record_from_the_far_future_hides_no_heavy_key() {
         let mut minutes = Minutes::default();
         minutes.see(&denied("ahead", 1_000 * MINUTE), 0);
         for minute in 0..4 {
             see(&mut minutes, &denied("now", minute * MINUTE));
-            // The last of a minute may be taken in with the first of the next.
+            // A record may be one minute ahead, because the log reads the clock first.
             minutes.see(&denied("next", (minute + 1) * MINUTE), minute * MINUTE);
             minutes.see(&denied("ahead", (minute + 2) * MINUTE), minute * MINUTE);
         }
@@ -396,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_hides_nobody() {
+    fn clock_set_back_hides_no_heavy_key() {
         let mut minutes = Minutes::default();
         for minute in 1_000..1_000 + MINUTES_MAX {
             see(&mut minutes, &denied("ahead", minute * MINUTE));

@@ -1,15 +1,15 @@
-//! How decisions lie in buffers and in blocks: frames, one behind the other. What many decisions have in common is said
-//! once, by a frame of its own, and they refer to it by its number: so a denial is half as long, wherever it is copied, read
-//! or compressed.
+//! Layout of decisions in buffers and blocks: a sequence of frames. A frame of its own, the
+//! setting, contains the fields that many decisions share, and these refer to it by its number.
+//! This halves the length of a denial, wherever it is copied, read or compressed.
 //!
 //! | frame | bytes |
 //! |---|---|
 //! | every | its length (2), then the number of a setting (4), or [`SETS`] if it is one |
-//! | setting | amount, burst, period, version of the rule; six texts. Settings are numbered as they come |
+//! | setting | amount, burst, period, version of the rule, end of an emergency; seven texts. Settings are numbered as they come |
 //! | decision | time (8), verdict and whether dimensions were left out (1); cost, remaining, retry; key; dimensions |
 //!
-//! Other numbers have seven bits to a byte. A text follows its length. A dimension is `name:value`, after the length of its
-//! name: it is looked up as such.
+//! Other numbers have seven bits per byte. A text follows its length. A dimension is `name:value`,
+//! the form of its search term, after the length of its name.
 
 use crate::entry::{
     DIMENSIONS_BYTES_MAX, DecisionEntry, DecisionRecord, KEY_BYTES_MAX, LimitTerms, NAME_BYTES_MAX, NAMES,
@@ -23,13 +23,13 @@ const LENGTH_BYTES: usize = 2;
 const NUMBER_BYTES: usize = 4;
 /// The most bytes of a number that is not of fixed length.
 const VARYING_BYTES_MAX: usize = 10;
-/// The most bytes of the length of a text that is kept, and of the name of a dimension.
+/// Maximum bytes of the length of a stored text, or of a dimension's name.
 const TEXT_LENGTH_BYTES_MAX: usize = 2;
 
 /// The most bytes of a setting and a decision together.
 pub(crate) const RECORD_BYTES_MAX: usize = SETTING_BYTES_MAX + DECISION_BYTES_MAX;
 const SETTING_BYTES_MAX: usize =
-    LENGTH_BYTES + NUMBER_BYTES + 4 * VARYING_BYTES_MAX + NAMES * (NAME_BYTES_MAX + TEXT_LENGTH_BYTES_MAX);
+    LENGTH_BYTES + NUMBER_BYTES + 5 * VARYING_BYTES_MAX + NAMES * (NAME_BYTES_MAX + TEXT_LENGTH_BYTES_MAX);
 const DECISION_BYTES_MAX: usize = LENGTH_BYTES
     + NUMBER_BYTES
     + 8
@@ -38,16 +38,18 @@ const DECISION_BYTES_MAX: usize = LENGTH_BYTES
     + KEY_BYTES_MAX
     + TEXT_LENGTH_BYTES_MAX
     + DIMENSIONS_BYTES_MAX;
-const _: () = assert!(RECORD_BYTES_MAX < u16::MAX as usize, "two bytes hold the length of a frame");
+const _: () = assert!(RECORD_BYTES_MAX < u16::MAX as usize, "the length of a frame has two bytes");
 
 /// Beside the verdict: whether dimensions were left out.
 const CUT: u8 = 0x80;
 
-/// Writes a setting behind what is in `out`.
+/// Appends a setting to `out`.
 pub(crate) fn put_setting(out: &mut Vec<u8>, setting: &RecordContext<'_>) {
     let start = begin(out, SETS);
     let LimitTerms { amount, burst, period_ms } = setting.limit;
-    for number in [u64::from(amount), u64::from(burst), period_ms, setting.rule_version] {
+    // 0 is nothing.
+    let until_ms = setting.until_ms.map_or(0, |ms| ms.saturating_add(1));
+    for number in [u64::from(amount), u64::from(burst), period_ms, setting.rule_version, until_ms] {
         put_number(out, number);
     }
     for name in setting.names {
@@ -56,7 +58,7 @@ pub(crate) fn put_setting(out: &mut Vec<u8>, setting: &RecordContext<'_>) {
     end(out, start);
 }
 
-/// Writes what a decision does not share with others behind what is in `out`. It is of the setting with this number.
+/// Appends to `out` the fields that a decision does not share, with the number of its setting.
 pub(crate) fn put_decision<'d>(
     out: &mut Vec<u8>,
     setting: u32,
@@ -69,7 +71,7 @@ pub(crate) fn put_decision<'d>(
     out.push(entry.verdict.code());
     put_number(out, entry.cost);
     put_number(out, u64::from(entry.remaining));
-    // 0 is nothing.
+    // 0 stands for `None`.
     put_number(out, entry.retry_ms.map_or(0, |ms| ms.saturating_add(1)));
     put_text(out, cut(entry.key, KEY_BYTES_MAX));
     if !put_dimensions(out, dimensions) {
@@ -113,7 +115,7 @@ fn end(out: &mut [u8], start: usize) {
     out[start..start + LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Copies the frame of a decision behind what is in `out`, as one of the setting with another number.
+/// Appends a copy of a decision's frame to `out`, with another setting number.
 pub(crate) fn put_again(out: &mut Vec<u8>, frame: &[u8], setting: u32) {
     let start = out.len() + LENGTH_BYTES;
     out.extend_from_slice(frame);
@@ -130,7 +132,7 @@ pub(crate) enum Frame<'b> {
     Decision(u32, DecisionFrame<'b>, &'b [u8]),
 }
 
-/// What a decision does not share with others.
+/// The fields of a decision that are not in its setting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecisionFrame<'b> {
     pub(crate) at_ms: u64,
@@ -138,13 +140,13 @@ pub(crate) struct DecisionFrame<'b> {
     pub(crate) cost: u64,
     pub(crate) remaining: u32,
     pub(crate) retry_ms: Option<u64>,
-    /// Text, which nobody has made sure of: the log's thread has no need to.
+    /// UTF-8 text, validated only when the entry is built.
     pub(crate) key: &'b [u8],
     pub(crate) dimensions: DimensionTexts<'b>,
     pub(crate) dimensions_cut: bool,
 }
 
-/// Dimensions as they were kept.
+/// Dimensions in stored form.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DimensionTexts<'b>(&'b [u8]);
 
@@ -160,9 +162,9 @@ impl<'b> DimensionTexts<'b> {
 }
 
 impl<'b> DecisionFrame<'b> {
-    /// The whole decision, if its key is a text.
+    /// Returns the whole decision; `None` if its key is not UTF-8.
     pub(crate) fn entry(&self, setting: &RecordContext<'b>) -> Option<DecisionEntry<'b>> {
-        let [tenant, surface, rule, set_version, replaced_by, source] = setting.names;
+        let [tenant, surface, rule, set_version, replaced_by, source, reason] = setting.names;
         Some(DecisionEntry {
             at_ms: self.at_ms,
             tenant,
@@ -178,6 +180,8 @@ impl<'b> DecisionFrame<'b> {
             remaining: self.remaining,
             retry_ms: self.retry_ms,
             source,
+            reason,
+            until_ms: setting.until_ms,
         })
     }
 
@@ -204,7 +208,7 @@ impl<'b> StoredDecision<'b> {
         })
     }
 
-    /// The record as it is told, from a node of a region.
+    /// Returns the owned record, with the region and node that decided.
     pub(crate) fn to_record(self, region: &str, node: &str, sample_rate: f64) -> DecisionRecord {
         let DecisionEntry { limit, remaining, verdict, .. } = self.entry;
         let entry = self.entry;
@@ -225,6 +229,8 @@ impl<'b> StoredDecision<'b> {
             level: entry.level(),
             retry_ms: entry.retry_ms,
             source: owned(entry.source),
+            reason: owned(entry.reason),
+            until_ms: entry.until_ms,
             region: owned(region),
             node: owned(node),
             sample_rate: if verdict.kind() == RecordKind::Sample { sample_rate } else { 1.0 },
@@ -234,7 +240,7 @@ impl<'b> StoredDecision<'b> {
     }
 }
 
-/// All frames in `bytes`, up to the first that is none.
+/// Returns all frames in `bytes`, up to the first invalid one.
 pub(crate) fn frames(bytes: &[u8]) -> Frames<'_> {
     Frames { rest: bytes }
 }
@@ -264,18 +270,23 @@ impl<'b> Iterator for Frames<'b> {
 }
 
 fn read_setting(mut bytes: &[u8]) -> Option<RecordContext<'_>> {
-    let mut numbers = [0; 4];
+    let mut numbers = [0; 5];
     for number in &mut numbers {
         *number = take_number(&mut bytes)?;
     }
-    let [amount, burst, period_ms, rule_version] = numbers;
+    let [amount, burst, period_ms, rule_version, until_ms] = numbers;
     let mut names = [""; NAMES];
     for name in &mut names {
         *name = take_text(&mut bytes)?;
     }
     let limit =
         LimitTerms { amount: u32::try_from(amount).ok()?, burst: u32::try_from(burst).ok()?, period_ms };
-    bytes.is_empty().then_some(RecordContext { names, rule_version, limit })
+    bytes.is_empty().then_some(RecordContext {
+        names,
+        rule_version,
+        limit,
+        until_ms: until_ms.checked_sub(1),
+    })
 }
 
 #[inline]
@@ -326,7 +337,7 @@ pub(crate) fn are_whole(bytes: &[u8]) -> bool {
     have_settings && frames.rest.is_empty()
 }
 
-/// Seven bits to a byte, the last of which says that it is.
+/// Appends a number, seven bits per byte. Only the last byte has a clear high bit.
 #[inline]
 fn put_number(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -387,19 +398,20 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn encoded_record_decodes_to_the_same_record(
             numbers in prop::array::uniform4(any::<u64>()),
             limits in prop::array::uniform3(any::<u32>()),
             retry_ms in prop::option::of(0..u64::MAX),
             verdict in prop::sample::select(vec![RecordVerdict::Denied, RecordVerdict::ShadowDenied, RecordVerdict::Allowed]),
-            texts in prop::array::uniform7(".{0,40}"),
+            texts in prop::array::uniform8(".{0,40}"),
+            until_ms in prop::option::of(0..u64::MAX),
             dimensions in prop::collection::vec((".{0,10}", ".{0,30}"), 0..6),
         ) {
             let [at_ms, cost, rule_version, period_ms] = numbers;
             let [amount, burst, remaining] = limits;
-            let [key, tenant, surface, rule, set_version, replaced_by, source] = texts.each_ref().map(|text| cut(text, NAME_BYTES_MAX));
+            let [key, tenant, surface, rule, set_version, replaced_by, source, reason] = texts.each_ref().map(|text| cut(text, NAME_BYTES_MAX));
             let limit = LimitTerms { amount, burst, period_ms };
-            let entry = DecisionEntry { at_ms, tenant, surface, key, cost, verdict, rule, rule_version, set_version, replaced_by, limit, remaining, retry_ms, source };
+            let entry = DecisionEntry { at_ms, tenant, surface, key, cost, verdict, rule, rule_version, set_version, replaced_by, limit, remaining, retry_ms, source, reason, until_ms };
             let bytes = encoded(&entry, dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())));
             prop_assert!(bytes.len() <= RECORD_BYTES_MAX);
             prop_assert!(are_whole(&bytes));
@@ -425,7 +437,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_decision_of_a_setting_that_was_not_said_is_not_whole() {
+    fn decision_without_its_setting_is_incomplete() {
         let mut bytes = encoded(&denied("a", 1), []);
         let before = bytes.len();
         put_decision(&mut bytes, 1, &denied("b", 2), std::iter::empty());
@@ -451,6 +463,8 @@ pub(crate) mod tests {
             set_version: &name,
             replaced_by: &name,
             source: &name,
+            reason: &name,
+            until_ms: Some(u64::MAX),
             cost: u64::MAX,
             rule_version: u64::MAX,
             limit: LimitTerms { amount: u32::MAX, burst: u32::MAX, period_ms: u64::MAX },

@@ -1,12 +1,14 @@
-//! The decision log: every denial and a sample of what passed, with the counter, the limit and the rule's version.
+//! The decision log: every denial and a sample of the allowed requests, with the meter, the limit
+//! and the rule's version.
 //!
-//! Whoever decides writes an [`DecisionEntry`] into a [`Recorder`]: bounded memory, one part for each thread, no allocation. A
-//! [`Log`] takes it from there on a thread of its own and keeps it in `SQLite`, and an [`Archive`] answers questions about
-//! it: [`Archive::why`] and [`Archive::replay`]. [`Summary::heavy`] tells who has been near a limit for a while.
+//! A thread that decides writes a [`DecisionEntry`] into a [`Recorder`]: bounded memory, one buffer
+//! per thread, no allocation. A [`Log`] drains the buffers on its own thread and stores the records
+//! in `SQLite`. An [`Archive`] queries them: [`Archive::why`] and [`Archive::replay`].
+//! [`Summary::heavy`] returns the heavy keys.
 //!
-//! [`Otlp`] names a collector that everything is sent to as well.
+//! [`Otlp`] names a collector that also receives every record.
 //!
-//! What does not fit is not written, samples before denials, and counted: [`Recorder::counts`].
+//! Records that do not fit are dropped, samples before denials, and counted: [`Recorder::counts`].
 
 mod archive;
 mod block;
@@ -18,6 +20,7 @@ mod layout;
 mod log;
 mod moment;
 mod otlp;
+mod private_files;
 mod recorder;
 mod store;
 
@@ -28,7 +31,7 @@ pub use entry::{
 };
 #[cfg(feature = "parquet")]
 pub use export::ExportError;
-pub use heavy::{HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN};
+pub use heavy::{HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RecordCounts};
 pub use log::{Log, LogSettings, Summary};
 pub use moment::{moment, timestamp};
 pub use otlp::{Deliveries, Delivery, Otlp};

@@ -1,4 +1,4 @@
-//! The thread that keeps what recorders take down.
+//! The thread that stores the records of a recorder.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,29 +18,29 @@ use crate::otlp::{Deliveries, Otlp, OtlpThread, Queue};
 use crate::recorder::Recorder;
 use crate::store::{BlockOrigin, LogError, Retention, Store};
 
-/// How often buffers are emptied, if none of them is half full before. Longer: fewer writes where little is denied; questions
-/// find the newest denials later.
+/// Interval at which buffers are drained, unless one is half full earlier. Longer: fewer writes
+/// with few denials; queries find the newest denials later.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
 /// How often records are forgotten that are too old, and a store that fails is complained about.
 pub(crate) const LOOK_EVERY_MS: u64 = 60_000;
 
-/// What a log is told before it starts.
+/// Settings of a log.
 #[derive(Clone, Debug)]
 pub struct LogSettings {
     /// How many threads write.
     pub threads: usize,
-    /// The share of what passes that is taken down, from 0 to 1.
+    /// Share of the allowed decisions that is recorded, from 0 to 1.
     pub sample_rate: f64,
-    /// How long records are kept.
+    /// Time for which records are kept.
     pub retention: Duration,
-    /// How many bytes of them are kept.
+    /// Maximum size of the stored records, in bytes.
     pub bytes_max: u64,
     /// The region of this node; empty if it has none.
     pub region: String,
-    /// What this node is called.
+    /// Name of this node.
     pub node: String,
-    /// What samples are drawn from.
+    /// Seed of the sampling.
     pub seed: u64,
     /// Where records are sent besides, if anywhere.
     pub otlp: Option<Otlp>,
@@ -51,7 +51,7 @@ pub struct Log {
     recorder: Arc<Recorder>,
     minutes: Arc<Mutex<Minutes>>,
     folder: PathBuf,
-    /// Nothing only while it is being closed.
+    /// `None` only while the log closes.
     thread: Option<JoinHandle<()>>,
     stopping: Arc<AtomicBool>,
     /// Let go of after the thread has ended, which has more to send until then.
@@ -68,7 +68,8 @@ impl fmt::Debug for Log {
 pub(crate) type NowMs = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 impl Log {
-    /// Opens the store in `folder` and starts to keep what is taken down. `now_ms` tells what is too old.
+    /// Opens the store in `folder` and starts to store records. `now_ms` is the clock by which old
+    /// records expire.
     pub fn open(
         folder: &Path,
         settings: LogSettings,
@@ -112,34 +113,35 @@ impl Log {
                 Err(error) => drop(opened.send(Err(error))),
             })
             .map_err(LogError::Thread)?;
-        let ended = || Err(LogError::Thread(std::io::Error::other("it ended before the store was open")));
+        let ended =
+            || Err(LogError::Thread(std::io::Error::other("the thread ended before the store was open")));
         is_open.recv().unwrap_or_else(|_| ended())?;
-        recorder.is_kept_by(thread.thread().clone());
+        recorder.set_drain_thread(thread.thread().clone());
         Ok(Self { recorder, minutes, folder: folder.to_owned(), thread: Some(thread), stopping, sending })
     }
 
-    /// Where decisions are taken down.
+    /// Returns the recorder that decisions are written to.
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
 
-    /// Where the log is kept, for an [`Archive`](crate::Archive).
+    /// Returns the folder of the log, for an [`Archive`](crate::Archive).
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What becomes of the records that are to be sent; nothing where none are.
+    /// Returns the delivery counts of the OTLP export; `None` without one.
     pub fn deliveries(&self) -> Option<Deliveries> {
         self.sending.as_ref().map(OtlpThread::deliveries)
     }
 
-    /// What is known of the last minutes, for whoever asks on another thread.
+    /// Returns the summary of the last minutes, for use on another thread.
     pub fn summary(&self) -> Summary {
         Summary { minutes: Arc::clone(&self.minutes), sample_rate: self.recorder.sample_rate() }
     }
 }
 
-/// What is known of the last minutes.
+/// Summary of the last minutes.
 #[derive(Clone, Debug)]
 pub struct Summary {
     minutes: Arc<Mutex<Minutes>>,
@@ -147,19 +149,20 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Who of a tenant was near a limit in at least half of the last `minutes`, that of `now_ms` among them: no more than
-    /// `most`. It may wait while the log takes in what was decided, so a thread that decides does not ask.
+    /// Returns at most `most` keys of a tenant that were near a limit in at least half of the last
+    /// `minutes`, including that of `now_ms`. The call may wait while the log reads records, so a
+    /// thread that decides must not make it.
     pub fn heavy(&self, tenant: &str, minutes: u64, now_ms: u64, most: usize) -> HeavyKeys {
         let known = self.minutes.lock().unwrap_or_else(PoisonError::into_inner);
         known.heavy(tenant, minutes, now_ms, most, self.sample_rate)
     }
 }
 
-/// What was taken down until now is kept when this returns.
+/// All decisions recorded before are stored when this returns.
 impl Drop for Log {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // Whoever sees it sees all that was taken down.
+            // A thread that reads the flag also sees all records written before it.
             self.stopping.store(true, Ordering::Release);
             self.recorder.hurry();
             if thread.join().is_err() {
@@ -193,7 +196,7 @@ impl<'b> BlockContext<'b> {
     }
 }
 
-/// What the thread is given.
+/// Input of the log's thread.
 struct LogThreadConfig {
     recorder: Arc<Recorder>,
     minutes: Arc<Mutex<Minutes>>,
@@ -217,13 +220,14 @@ struct LogThread {
     runtime: Runtime,
     store: Store,
     looked_ms: u64,
-    /// What was written and will be again, with more in it.
+    /// The last written block, to be written again with more records.
     open: Option<Block>,
     spare: Vec<u8>,
 }
 
 impl LogThread {
-    /// Empties the buffers when it is time, and when one of them is half full, until it is told to stop; then once more.
+    /// Drains the buffers at every interval, and when one is half full, until `stopping` is set;
+    /// then once more.
     fn run(mut self, stopping: &AtomicBool) {
         while !stopping.load(Ordering::Acquire) {
             self.keeping.recorder.wait(self.keeping.flush_every);
@@ -231,11 +235,11 @@ impl LogThread {
         }
         self.flush();
         if let Err(error) = self.runtime.block_on(self.store.close()) {
-            tracing::warn!(%error, "the decision log was not closed in order; nothing is lost");
+            tracing::warn!(%error, "cannot close the decision log cleanly; no record is lost");
         }
     }
 
-    /// Keeps what was taken down since the last time.
+    /// Stores the records since the last flush.
     fn flush(&mut self) {
         let now_ms = (self.keeping.now_ms)();
         let is_time_to_look = now_ms.abs_diff(self.looked_ms) >= LOOK_EVERY_MS;
@@ -246,7 +250,7 @@ impl LogThread {
             let done = self.runtime.block_on(self.store.write(&mut blocks, first_is_open));
             self.count(&blocks, before, done.is_ok());
             if done.is_err() {
-                // What is counted as lost does not come back with the next one.
+                // These records are counted as lost, so the next write must not contain them.
                 blocks.clear();
             }
             Self::complain(done, is_time_to_look);
@@ -261,11 +265,11 @@ impl LogThread {
         }
     }
 
-    /// What is in the buffers, behind what is to be written again.
+    /// Drains the buffers into blocks, starting with the open block.
     fn take(&mut self, now_ms: u64) -> Vec<Block> {
         let mut blocks: Vec<Block> = self.open.take().into_iter().collect();
         self.keeping.recorder.drain(&mut self.spare, |bytes| {
-            // For each buffer anew, so that whoever asks comes in between.
+            // Locked for each buffer separately, so that queries run in between.
             let mut minutes = self.keeping.minutes.lock().unwrap_or_else(PoisonError::into_inner);
             let mut settings: Vec<BlockContext<'_>> = Vec::new();
             for frame in frames(bytes) {
@@ -297,7 +301,7 @@ impl LogThread {
         blocks
     }
 
-    /// Counts what is new in `blocks`: `before` was counted already.
+    /// Counts the new records in `blocks`; those in `before` are counted already.
     fn count(&self, blocks: &[Block], before: [u64; RecordKind::ALL.len()], is_kept: bool) {
         for kind in RecordKind::ALL {
             let all: u64 = blocks.iter().map(|block| block.counts[kind as usize]).sum();
@@ -310,10 +314,14 @@ impl LogThread {
         }
     }
 
-    /// A disk that is full stays so for a while: it is told once a minute, and counted always.
+    /// Logs a failed write once a minute at most, because a full disk stays full for a while.
+    /// Losses are always counted.
     fn complain(done: Result<(), LogError>, is_time: bool) {
         if let (Err(error), true) = (done, is_time) {
-            tracing::error!(%error, "the decision log cannot be written: what is lost is counted");
+            tracing::error!(
+                %error,
+                "cannot write the decision log: lost records are counted in `tidegate_log_dropped_total`"
+            );
         }
     }
 }
@@ -327,7 +335,8 @@ mod tests {
     use super::*;
     use crate::entry::tests::denied;
 
-    /// A log of a machine with many workers, that empties its buffers once in the lifetime of a test; and tells of each time.
+    /// A log for many workers with a timer that does not fire during a test, and a channel that
+    /// reports each drain.
     fn patient(folder: &Path) -> (Log, Receiver<()>) {
         let settings = LogSettings {
             threads: 64,
@@ -340,7 +349,7 @@ mod tests {
             otlp: None,
         };
         let (tell, flushed) = channel();
-        // Whoever empties buffers asks for the time first.
+        // The log reads the clock before each drain.
         let now_ms = move || {
             let _ = tell.send(());
             1
@@ -363,7 +372,7 @@ mod tests {
         for time in 1..=2 {
             write(200);
             flushed.recv_timeout(START_TIME_MAX).expect("it is woken");
-            // What is written while it is at work is left for the next time.
+            // Records written during a drain stay for the next one.
             wait_until("half of it to be kept", START_TIME_MAX, || {
                 recorder.counts().written(RecordKind::Denial) >= 400 * time
             });

@@ -21,14 +21,14 @@ pub fn moment(text: &str, now_ms: u64) -> Result<u64, String> {
     let parsed = OffsetDateTime::parse(text, &Rfc3339).ok();
     parsed.and_then(|at| u64::try_from(at.unix_timestamp_nanos() / 1_000_000).ok()).ok_or_else(|| {
         format!(
-            "{text:?} is neither RFC 3339, such as 2026-11-16T14:32:17Z, nor a time of day by UTC, such as 14:32:17, nor \
-             milliseconds since 1970, nor \"now\""
+            "{text:?} is neither RFC 3339, such as 2026-11-16T14:32:17Z, nor a time of day by UTC, such as \
+             14:32:17, nor milliseconds since 1970, nor \"now\""
         )
     })
 }
 
 fn time_of_day(text: &str) -> Option<u64> {
-    // As a part of a whole moment, so that all ways to write seconds are the same.
+    // Parsed as part of a full timestamp, so that all notations of seconds work alike.
     let seconds = if text.len() == "14:32".len() { ":00" } else { "" };
     let whole = OffsetDateTime::parse(&format!("1970-01-01T{text}{seconds}Z"), &Rfc3339).ok()?;
     u64::try_from(whole.unix_timestamp_nanos() / 1_000_000).ok()

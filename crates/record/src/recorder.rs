@@ -1,7 +1,9 @@
-//! Where decisions are written down by whoever decides: a buffer for each thread, of bounded size, that the log empties.
+//! The recorder of decisions: one buffer of bounded size for each thread that decides, drained by
+//! the log.
 //!
-//! What passes and is not drawn costs a countdown. What is drawn, or denied, is encoded into the thread's buffer, under a
-//! lock that nobody else wants but the log, a few times a second and for as long as it takes to swap two buffers.
+//! An allowed decision that is not sampled costs one step of a countdown. A sampled or denied one
+//! is encoded into the thread's buffer, under a lock. Only the log competes for that lock, a few
+//! times a second and for the swap of two buffers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -11,15 +13,15 @@ use std::time::Duration;
 use crate::entry::{DecisionEntry, LimitTerms, NAMES, RecordContext, RecordKind, RecordVerdict};
 use crate::layout::{RECORD_BYTES_MAX, put_decision, put_setting};
 
-/// The memory of all buffers together, but for the one that is being written out. Higher: longer bursts of denials, and
-/// longer pauses of the disk, that lose nothing.
+/// Memory of all buffers together, in bytes, without the one being written out. Higher: longer
+/// bursts of denials and longer pauses of the disk lose nothing.
 const BUFFERS_BYTES_MAX: usize = 32 << 20;
 
 /// The least memory of one buffer: some hundreds of the longest records.
 const BUFFER_BYTES_MIN: usize = 1 << 20;
 
-/// The part of a buffer, in quarters, that samples and denials in shadow may fill. The rest is for denials. Lower: longer
-/// bursts of denials that lose nothing; samples are lost sooner.
+/// Quarters of a buffer that samples and shadow denials may fill. The rest is for denials. Lower:
+/// longer bursts of denials lose nothing; samples are lost sooner.
 const QUARTERS_FOR_SAMPLES: usize = 3;
 
 /// The part of a buffer that, once it is full, does not wait until it is time to empty buffers. Smaller: room for longer pauses of
@@ -32,7 +34,7 @@ const SETTINGS_KNOWN: usize = 64;
 
 const KINDS: usize = RecordKind::ALL.len();
 
-/// How many records became what, by kind.
+/// Numbers of stored and dropped records, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     written: [u64; KINDS],
@@ -40,7 +42,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Those that are kept.
+    /// Returns the number of stored records.
     pub fn written(&self, kind: RecordKind) -> u64 {
         self.written[kind as usize]
     }
@@ -56,7 +58,7 @@ impl Counts {
 pub struct Recorder {
     shards: Box<[Shard]>,
     shard_bytes_max: usize,
-    /// Who empties the buffers: woken early by one that fills up.
+    /// The thread that drains the buffers. A buffer that fills up wakes it early.
     keeper: OnceLock<Thread>,
     /// Whether it was, and has not looked since.
     hurried: AtomicBool,
@@ -67,7 +69,8 @@ pub struct Recorder {
     dropped: [AtomicU64; KINDS],
 }
 
-/// What one thread writes to. Aligned, so that no two threads write to the same cache line.
+/// Countdown and buffer of one thread. Aligned, so that no two threads write to the same cache
+/// line.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
@@ -95,6 +98,7 @@ struct WrittenContext {
     ends: [usize; NAMES],
     rule_version: u64,
     limit: LimitTerms,
+    until_ms: Option<u64>,
     /// Its number, if it is in the buffer.
     number: Option<u32>,
 }
@@ -102,7 +106,8 @@ struct WrittenContext {
 impl WrittenContext {
     fn is(&self, setting: &RecordContext<'_>) -> bool {
         let mut start = 0;
-        (self.rule_version, self.limit) == (setting.rule_version, setting.limit)
+        (self.rule_version, self.limit, self.until_ms)
+            == (setting.rule_version, setting.limit, setting.until_ms)
             && setting.names.iter().zip(self.ends).all(|(name, end)| {
                 let known = self.texts.get(start..end);
                 start = end;
@@ -117,14 +122,15 @@ impl WrittenContext {
             *end = self.texts.len();
         }
         (self.rule_version, self.limit) = (setting.rule_version, setting.limit);
+        self.until_ms = setting.until_ms;
     }
 }
 
 impl Buffer {
     fn new(bytes_max: usize, draws: fastrand::Rng) -> Self {
         Self {
-            // All of it at once: memory that nobody writes to is not taken, and a buffer that grew would be copied while
-            // somebody waits for a decision.
+            // Reserved at once: untouched memory is not allocated by the system, and growth would
+            // copy the buffer while a request waits.
             bytes: Vec::with_capacity(bytes_max),
             settings: 0,
             known: vec![WrittenContext::default(); SETTINGS_KNOWN].into(),
@@ -156,7 +162,7 @@ impl Buffer {
         self.settings - 1
     }
 
-    /// Takes what was written, and leaves `spare` for what comes.
+    /// Exchanges the written bytes for the empty `spare`.
     fn swap(&mut self, spare: &mut Vec<u8>) {
         std::mem::swap(&mut self.bytes, spare);
         self.settings = 0;
@@ -169,15 +175,15 @@ impl Buffer {
 /// Where a setting may be known. By where its texts lie: as a rule those of one setting are always the same. If not, it is
 /// written again.
 fn place(setting: &RecordContext<'_>) -> usize {
-    // Whatever is allocated is aligned to this much.
+    // Alignment of allocations, in bits.
     const ALIGNED_BITS: u32 = 4;
     let addresses = setting.names.iter().map(|name| name.as_ptr().addr() >> ALIGNED_BITS);
     addresses.fold(0_usize, usize::wrapping_add) % SETTINGS_KNOWN
 }
 
 impl Recorder {
-    /// One for `threads` threads that takes down the given share of what passes, from 0 to 1. The same seed draws the same
-    /// decisions.
+    /// Creates a recorder for `threads` threads that samples the given share of allowed decisions,
+    /// from 0 to 1. The same seed samples the same decisions.
     pub fn new(threads: usize, sample_rate: f64, seed: u64) -> Self {
         let threads = threads.max(1);
         Self::with_buffers(threads, sample_rate, seed, (BUFFERS_BYTES_MAX / threads).max(BUFFER_BYTES_MIN))
@@ -204,13 +210,13 @@ impl Recorder {
         }
     }
 
-    /// The share of what passes that is taken down.
+    /// Returns the share of allowed decisions that is recorded.
     pub fn sample_rate(&self) -> f64 {
         self.sample_rate
     }
 
-    /// Whether a decision of a thread is to be taken down: every denial, and some of what passes. To be asked once for
-    /// each.
+    /// Whether to record a decision of a thread: every denial, and a sample of the allowed ones.
+    /// Call it once for each decision.
     #[inline]
     pub fn wants(&self, thread: usize, verdict: RecordVerdict) -> bool {
         verdict != RecordVerdict::Allowed || self.draws(self.shard(thread))
@@ -229,7 +235,7 @@ impl Recorder {
         true
     }
 
-    /// Takes down a decision with what the request was known by, if there is room.
+    /// Records a decision with the dimensions of its request, if there is room.
     pub fn write<'d>(
         &self,
         thread: usize,
@@ -253,10 +259,11 @@ impl Recorder {
         }
     }
 
-    /// Wakes whoever empties the buffers. It waits for nobody; and a buffer passes its mark once until it is emptied.
+    /// Wakes the thread that drains the buffers, without waiting. A buffer calls this once until it
+    /// is drained.
     #[cold]
     pub(crate) fn hurry(&self) {
-        // Noted as well: whatever else the thread waits for may take the wake for its own.
+        // Also set a flag: another wait of the thread may consume the wake-up.
         self.hurried.store(true, Ordering::Release);
         if let Some(keeper) = self.keeper.get() {
             keeper.unpark();
@@ -272,7 +279,7 @@ impl Recorder {
     }
 
     /// From now on this thread empties the buffers, and is woken when one is half full.
-    pub(crate) fn is_kept_by(&self, thread: Thread) {
+    pub(crate) fn set_drain_thread(&self, thread: Thread) {
         // There is one for as long as there is a recorder.
         let _ = self.keeper.set(thread);
     }
@@ -290,13 +297,13 @@ impl Recorder {
         Vec::with_capacity(self.shard_bytes_max)
     }
 
-    /// What became of all records until now, but for those that are on their way.
+    /// Returns the counts of all records so far, without those not stored yet.
     pub fn counts(&self) -> Counts {
         let read = |counts: &[AtomicU64; KINDS]| counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         Counts { written: read(&self.written), dropped: read(&self.dropped) }
     }
 
-    /// Empties all buffers, one after the other, through `spare`, whose room is used again.
+    /// Drains all buffers, one after the other, through `spare`, and reuses its memory.
     pub(crate) fn drain(&self, spare: &mut Vec<u8>, mut take: impl FnMut(&[u8])) {
         for shard in &self.shards {
             spare.clear();
@@ -321,7 +328,7 @@ impl Recorder {
     }
 }
 
-/// A buffer is whole between any two records, so one of a thread that panicked is as good as any other.
+/// Locks a buffer. It is consistent between any two records, also after a panic of its thread.
 fn lock(shard: &Shard) -> MutexGuard<'_, Buffer> {
     shard.buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -330,7 +337,7 @@ fn lock(shard: &Shard) -> MutexGuard<'_, Buffer> {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "rounds down what is not negative"
+    reason = "rounds a non-negative number down"
 )]
 fn gap(chance: &mut fastrand::Rng, ln_passed_over: f64) -> u64 {
     if ln_passed_over == 0.0 {
@@ -383,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_told_apart_however_many_there_are() {
+    fn settings_stay_distinct_beyond_the_cache_size() {
         let recorder = Recorder::new(1, 0.0, 1);
         // More than are remembered, in turns, at addresses that serve again for other texts.
         let mut text = String::new();
@@ -399,11 +406,11 @@ mod tests {
             if at % 100 == 99 {
                 let mut read = Vec::new();
                 recorder.drain(&mut Vec::new(), |bytes| {
-                    let told = records(bytes).map(|StoredDecision { entry, .. }| {
+                    let decisions = records(bytes).map(|StoredDecision { entry, .. }| {
                         let (rule, tenant) = (entry.rule.to_owned(), entry.tenant.to_owned());
                         (rule, tenant, entry.limit, entry.rule_version, entry.at_ms)
                     });
-                    read.extend(told);
+                    read.extend(decisions);
                 });
                 assert_eq!(read, written);
                 written.clear();
@@ -412,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_alike_is_said_once() {
+    fn repeated_setting_is_written_once() {
         let recorder = Recorder::new(1, 0.0, 1);
         (0..1_000).for_each(|at| recorder.write(0, &denied("user:42", at), []));
         recorder.drain(&mut Vec::new(), |bytes| {

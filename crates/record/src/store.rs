@@ -1,5 +1,6 @@
-//! Where blocks are kept: `SQLite`, in a file of its own. A row for each record would cost 14 µs of a core where keys
-//! differ, and no more than 70,000 a second could be kept; a row for hundreds of them keeps as many as are ever decided.
+//! The store of blocks: `SQLite`, in its own file. A row per record would cost 14 µs of a core with
+//! distinct keys, so at most 70,000 records a second. A row for hundreds of records keeps up with
+//! all decisions.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, Sq
 use sqlx::{ConnectOptions, Connection, Row, SqlSafeStr};
 
 use crate::block::Block;
+use crate::private_files;
 
 /// The name of the file in the data folder.
 const FILE_NAME: &str = "decisions.db";
@@ -20,24 +22,25 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Blocks are long: large pages keep them in few pieces.
 const PAGE_BYTES: u32 = 16 << 10;
 
-/// What a row takes besides its block.
+/// Bytes of a row besides its block.
 const ROW_BYTES: u64 = 256;
 
 /// Blocks that are forgotten in one go, when there are too many bytes.
 const FORGET_AT_ONCE: i64 = 16;
 
-/// What changes in the schema, in order. Released ones never change.
+/// Migrations of the schema, in order. Released ones never change.
 const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "blocks", include_str!("../migrations/0001_blocks.sql")),
     (2, "settings", include_str!("../migrations/0002_settings.sql")),
+    (3, "reasons", include_str!("../migrations/0003_reasons.sql")),
 ];
 
-/// Why the log cannot be kept, or read.
+/// The reason why the log cannot be written or read.
 #[derive(Debug)]
 pub enum LogError {
     /// The folder cannot be made.
     Folder(PathBuf, std::io::Error),
-    /// The file cannot be opened, or is none of ours.
+    /// The file cannot be opened, or is not a decision log.
     Unusable(PathBuf, sqlx::Error),
     /// It was made by a later version, or its schema was changed by hand.
     Schema(sqlx::migrate::MigrateError),
@@ -70,14 +73,14 @@ impl From<sqlx::Error> for LogError {
     }
 }
 
-/// How much is kept.
+/// Maximum age and size of the stored records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retention {
     pub(crate) time: Duration,
     pub(crate) bytes_max: u64,
 }
 
-/// Who writes, which is the same for all records of a block.
+/// Region, node and sample rate of the writer, the same for all records of a block.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockOrigin {
     pub(crate) region: String,
@@ -85,7 +88,7 @@ pub(crate) struct BlockOrigin {
     pub(crate) sample_rate: f64,
 }
 
-/// The store, for the one who writes.
+/// The store, opened for writing.
 #[derive(Debug)]
 pub(crate) struct Store {
     connection: SqliteConnection,
@@ -99,12 +102,14 @@ pub(crate) struct Store {
 impl Store {
     /// Opens the store in `folder`, which is made if need be.
     pub(crate) async fn open(folder: &Path, writer: BlockOrigin) -> Result<Self, LogError> {
-        std::fs::create_dir_all(folder).map_err(|error| LogError::Folder(folder.to_owned(), error))?;
+        private_files::create_folder(folder)
+            .and_then(|()| private_files::create_if_missing(&folder.join(FILE_NAME)))
+            .map_err(|error| LogError::Folder(folder.to_owned(), error))?;
         let options = options(folder)
             .create_if_missing(true)
             .page_size(PAGE_BYTES)
             .journal_mode(SqliteJournalMode::Wal)
-            // A power cut may take the last moments with it; a crash of the server takes nothing that was written.
+            // A power failure may lose the last writes; a crash of the server loses none.
             .synchronous(SqliteSynchronous::Normal);
         let mut connection = connect(folder, options).await?;
         migrator().run(&mut connection).await.map_err(LogError::Schema)?;
@@ -114,7 +119,8 @@ impl Store {
         Ok(Self { connection, writer, next_id: last_id + 1, bytes: unsigned(bytes), open: (0, 0) })
     }
 
-    /// Writes blocks, all or none. The first takes the place of the one that was left open; the last is left open.
+    /// Writes blocks, all or none. With `first_is_open`, the first replaces the open block. The
+    /// last stays open.
     pub(crate) async fn write(&mut self, blocks: &mut [Block], first_is_open: bool) -> Result<(), LogError> {
         let (mut next_id, mut bytes, mut open) = (self.next_id, self.bytes, self.open);
         let mut transaction = self.connection.begin().await?;
@@ -152,7 +158,8 @@ impl Store {
     pub(crate) async fn forget_bytes(&mut self, retention: Retention) -> Result<(), LogError> {
         while self.bytes > retention.bytes_max {
             let oldest = sqlx::query(
-                "DELETE FROM blocks WHERE id IN (SELECT id FROM blocks WHERE id < ?1 ORDER BY id LIMIT ?2) RETURNING bytes",
+                "DELETE FROM blocks WHERE id IN (SELECT id FROM blocks WHERE id < ?1 ORDER BY id LIMIT ?2) \
+                 RETURNING bytes",
             );
             if self.forget(oldest.bind(self.open.0).bind(FORGET_AT_ONCE)).await? == 0 {
                 break;
@@ -169,7 +176,7 @@ impl Store {
         Ok(())
     }
 
-    /// How many rows a query deleted, whose bytes it returns.
+    /// Runs a query that deletes rows and returns their bytes. Returns the number of rows.
     async fn forget(
         &mut self,
         query: sqlx::query::Query<'_, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>,
@@ -186,7 +193,7 @@ impl Store {
     }
 }
 
-/// Opens the store in `folder` to read, beside whoever writes.
+/// Opens the store in `folder` for reading, beside the writer.
 pub(crate) async fn open_to_read(folder: &Path) -> Result<SqliteConnection, LogError> {
     connect(folder, options(folder).read_only(true)).await
 }
@@ -209,7 +216,8 @@ fn migrator() -> Migrator {
     Migrator::with_migrations(MIGRATIONS.iter().map(migration).collect())
 }
 
-/// `SQLite`'s integers have a sign. Moments and sizes are far below the largest; what is not is as good as it.
+/// Converts to the signed integers of `SQLite`. Times and sizes are far below the maximum; larger
+/// values become the maximum.
 pub(crate) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! What is written is found again: a moment later, a day later, and by the next process.
+//! Written records are found again: a moment later, a day later, and by the next process.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -15,7 +15,7 @@ use tidegate_record::{
 
 const DAY_MS: u64 = 86_400_000;
 
-/// With long paths, twice what the buffers hold.
+/// Number of records: with long paths, twice the capacity of the buffers.
 const WRITTEN: u64 = 120_000;
 
 fn settings() -> LogSettings {
@@ -72,6 +72,7 @@ async fn a_denial_is_explained_a_moment_and_a_day_later() {
             ("eu", "n1", "regional")
         );
         assert_eq!((record.retry_ms, record.cost), (Some(600), 2));
+        assert_eq!((record.reason.as_str(), record.until_ms), ("block", Some(NOW_MS + 3_600_000)));
         assert_eq!(record.dimensions[1], ("path".to_owned(), "/v1/orders".to_owned()));
         assert!((record.sample_rate - 1.0).abs() < f64::EPSILON, "every denial is there");
         assert!(record.at_ms.abs_diff(at_ms) <= 1_000);
@@ -81,6 +82,32 @@ async fn a_denial_is_explained_a_moment_and_a_day_later() {
     let mut archive = Archive::open(folder.path()).await.expect("opens");
     let another = WhyQuery { tenant: "other", key: "user:42", at_ms: NOW_MS, window_ms: DAY_MS, records: 10 };
     assert!(archive.why(&another).await.expect("answers").is_empty(), "another tenant's");
+}
+
+#[tokio::test]
+async fn similar_keys_are_found_by_a_part_of_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = open(folder.path(), settings());
+    for (key, user) in
+        [("user:mallory,path:/x", "mallory"), ("user:mallory2", "mallory2"), ("user:eve", "eve")]
+    {
+        log.recorder().write(0, &denied(key, NOW_MS), [("user", user), ("path", "/x")]);
+    }
+    (0..9).for_each(|at| log.recorder().write(0, &denied(&format!("ip:{at}/8"), NOW_MS), []));
+    drop(log);
+    let mut archive = Archive::open(folder.path()).await.expect("opens");
+    let mut similar = async |tenant: &str, key: &str, at_ms: u64| {
+        let query = WhyQuery { tenant, key, at_ms, window_ms: 1_000, records: 10 };
+        archive.similar(&query, 5).await.expect("answers")
+    };
+    // The whole value of a dimension comes before a part of one.
+    let found = similar("acme", "mallory", NOW_MS).await;
+    assert_eq!(found, ["user:mallory", "user:mallory,path:/x", "user:mallory2"]);
+    assert_eq!(similar("acme", "eve", NOW_MS).await, ["user:eve"]);
+    assert_eq!(similar("acme", "/8", NOW_MS).await.len(), 5, "no more than asked for");
+    assert!(similar("acme", "bob", NOW_MS).await.is_empty());
+    assert!(similar("other", "mallory", NOW_MS).await.is_empty(), "another tenant's");
+    assert!(similar("acme", "mallory", NOW_MS + 5_000).await.is_empty(), "outside the window");
 }
 
 #[tokio::test]
@@ -99,7 +126,7 @@ async fn the_nearest_denials_come_first() {
     assert_eq!(seconds, [20, 21, 19, 22, 18, 23, 17, 24, 16, 25]);
     let records = why(folder.path(), "user:2", NOW_MS + 20_300).await;
     assert_eq!(records[0].verdict, RecordVerdict::Allowed);
-    assert!((records[0].sample_rate - 0.5).abs() < f64::EPSILON, "it stands for two");
+    assert!((records[0].sample_rate - 0.5).abs() < f64::EPSILON, "the record stands for two decisions");
 }
 
 #[tokio::test]
@@ -136,7 +163,7 @@ async fn of_more_than_is_wanted_the_latest_are_replayed() {
 
 #[cfg(feature = "parquet")]
 #[tokio::test]
-async fn what_is_exported_is_what_is_there() {
+async fn export_contains_the_stored_records() {
     use parquet::file::reader::{FileReader, SerializedFileReader};
 
     let folder = tempfile::tempdir().expect("a folder");
@@ -171,11 +198,11 @@ async fn what_is_exported_is_what_is_there() {
 }
 
 #[tokio::test]
-async fn what_is_counted_is_what_is_there() {
+async fn counts_match_the_stored_records() {
     let folder = tempfile::tempdir().expect("a folder");
     let log = open(folder.path(), settings());
     let recorder = std::sync::Arc::clone(log.recorder());
-    // Far more than the buffers hold, as fast as it goes.
+    // Far more than the capacity of the buffers, as fast as possible.
     let path = "/x".repeat(400);
     std::thread::scope(|scope| {
         for thread in 0..2_u64 {
@@ -204,7 +231,7 @@ async fn what_is_counted_is_what_is_there() {
 }
 
 #[tokio::test]
-async fn what_the_store_does_not_take_is_counted_as_lost() {
+async fn records_the_store_rejects_are_counted_as_dropped() {
     let folder = tempfile::tempdir().expect("a folder");
     let log = open(folder.path(), settings());
     let recorder = std::sync::Arc::clone(log.recorder());
@@ -221,7 +248,7 @@ async fn what_the_store_does_not_take_is_counted_as_lost() {
 }
 
 #[tokio::test]
-async fn what_is_too_old_or_too_much_is_forgotten() {
+async fn records_beyond_age_or_size_limit_are_deleted() {
     let folder = tempfile::tempdir().expect("a folder");
     for days in [9, 8, 6] {
         let log = open(folder.path(), settings());
@@ -242,4 +269,19 @@ async fn what_is_too_old_or_too_much_is_forgotten() {
     let kept = replayed(folder.path(), 0, u64::MAX).await;
     assert!((1_000..15_000).contains(&kept.len()), "{}", kept.len());
     assert_eq!(kept.last().map(|record| record.at_ms), Some(NOW_MS + 19_999), "the newest stay");
+}
+
+#[test]
+fn files_of_a_log_are_private() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let inner = folder.path().join("made");
+    let log = open(&inner, settings());
+    let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
+    assert_eq!(mode(&inner), 0o700);
+    let files: Vec<_> =
+        std::fs::read_dir(&inner).expect("a folder").map(|file| file.expect("one").path()).collect();
+    assert!(files.len() > 1, "the database and its log: {files:?}");
+    assert!(files.iter().all(|file| mode(file) == 0o600), "{files:?}");
+    drop(log);
 }

@@ -1,5 +1,5 @@
-//! What is taken down reaches a collector: all of it, also one that is slow to come back, and nobody waits for one that is
-//! gone.
+//! All records reach a collector, even one that returns late. An unreachable collector delays
+//! nothing.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -55,6 +55,7 @@ fn a_record_has_all_that_the_log_has() {
     let passed = DecisionEntry {
         verdict: RecordVerdict::Allowed,
         replaced_by: "",
+        until_ms: None,
         retry_ms: None,
         ..denied("user:7", NOW_MS + 6)
     };
@@ -93,6 +94,8 @@ fn a_record_has_all_that_the_log_has() {
         "tidegate.level": { "intValue": "119" },
         "tidegate.retry_ms": { "intValue": "600" },
         "tidegate.source": { "stringValue": "regional" },
+        "tidegate.reason": { "stringValue": "block" },
+        "tidegate.until_ms": { "intValue": "1794843137000" },
         "tidegate.sample_rate": { "doubleValue": 1.0 },
         "tidegate.dimensions": { "kvlistValue": { "values": [
             { "key": "user", "value": { "stringValue": "42" } },
@@ -102,7 +105,9 @@ fn a_record_has_all_that_the_log_has() {
     assert_eq!(Value::Object(attributes(first)), expected);
     let second = attributes(&all[1]);
     assert_eq!(second["tidegate.sample_rate"], json!({ "doubleValue": 0.5 }));
-    assert!(!second.contains_key("tidegate.retry_ms") && !second.contains_key("tidegate.replaced_by"));
+    for absent in ["tidegate.retry_ms", "tidegate.replaced_by", "tidegate.until_ms"] {
+        assert!(!second.contains_key(absent), "{absent}");
+    }
 }
 
 #[test]
@@ -136,7 +141,7 @@ fn a_batch_is_tried_again_until_it_is_taken_and_closing_sends_the_rest() {
 }
 
 #[test]
-fn what_is_refused_for_good_is_counted_and_the_next_goes_on() {
+fn rejected_export_is_counted_and_the_next_is_sent() {
     let collector = HttpListener::start(|before, _| Reply::new(if before == 0 { 400 } else { 200 }, "{}"));
     let folder = tempfile::tempdir().expect("a folder");
     let log = open(folder.path(), &collector.url(), "");

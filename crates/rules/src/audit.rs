@@ -161,7 +161,8 @@ pub enum ChainBreak {
         /// Which.
         sequence: u64,
     },
-    /// An entry is sealed in itself, but does not follow the one before it: one of the two was replaced.
+    /// An entry is sealed in itself, but does not follow the one before it: one of the two was
+    /// replaced.
     Unlinked {
         /// Which.
         sequence: u64,
@@ -178,7 +179,8 @@ pub enum ChainBreak {
         /// The first of them.
         sequence: u64,
     },
-    /// The chain holds together, but is not the one of the checkpoint: it was rewritten at this entry or before.
+    /// The chain holds together, but is not the one of the checkpoint: it was rewritten at this
+    /// entry or before.
     Rewritten {
         /// The entry of the checkpoint.
         sequence: u64,
@@ -210,7 +212,8 @@ impl fmt::Display for ChainBreak {
             Self::Rewritten { sequence } => {
                 write!(
                     f,
-                    "audit: entry {sequence} is not that of the checkpoint: the audit was rewritten there or before"
+                    "audit: entry {sequence} is not that of the checkpoint: the audit was rewritten there or \
+                     before"
                 )
             }
         }
@@ -305,7 +308,8 @@ pub fn verify<'a>(
 pub enum ExportError {
     /// It cannot be read.
     Read(std::io::Error),
-    /// A line is no entry. There is one on each, so it has the number of the entry that belongs there.
+    /// A line is no entry. There is one on each, so it has the number of the entry that belongs
+    /// there.
     Line(u64, serde_json::Error),
     /// There is more after the line that ends it.
     Longer(u64),
@@ -328,8 +332,8 @@ impl fmt::Display for ExportError {
             Self::Longer(line) => write!(f, "audit: line {line} comes after the end of the export"),
             Self::Endless { missing } => write!(
                 f,
-                "audit: entry {missing} may be missing: the export has no last line with a checkpoint, so its end may be \
-                 cut off; give the checkpoint where it has to end"
+                "audit: entry {missing} may be missing: the export has no last line with a checkpoint, so \
+                 its end may be cut off; give the checkpoint where it has to end"
             ),
             Self::Broken(found) => found.fmt(f),
         }
@@ -419,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_holds_and_its_end_is_told_in_a_line() {
+    fn chain_verifies_and_its_checkpoint_round_trips() {
         let entries = chain(5);
         let end = end_of(&entries);
         assert_eq!(end.count, 5);
@@ -432,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_removed_is_missed() {
+    fn removed_entries_are_detected() {
         let end = end_of(&chain(5));
         for missing in 1..=4_u64 {
             let mut entries = chain(5);
@@ -445,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_moved_inserted_or_renumbered_is_found() {
+    fn moved_inserted_or_renumbered_entries_are_detected() {
         let mut entries = chain(5);
         entries.swap(1, 3);
         assert_eq!(verify(&entries, None), Err(ChainBreak::OutOfPlace { expected: 2, found: 4 }));
@@ -471,7 +475,7 @@ mod tests {
             entries[at].previous = entries[at - 1].hash.clone();
             entries[at].hash = entries[at].computed_hash();
         }
-        assert!(verify(&entries, None).is_ok(), "only a checkpoint knows better");
+        assert!(verify(&entries, None).is_ok(), "only a checkpoint detects the cut");
         assert_eq!(verify(&entries, Some(&end)), Err(ChainBreak::Rewritten { sequence: 5 }));
     }
 
@@ -482,7 +486,7 @@ mod tests {
         let text = lines.join("\n") + "\n";
         let end = end_of(&entries);
         assert_eq!(verify_lines(text.as_bytes(), Some(&end)).expect("holds"), end);
-        let error = verify_lines(text.as_bytes(), None).expect_err("nobody knows where it ends");
+        let error = verify_lines(text.as_bytes(), None).expect_err("the end is unknown");
         assert!(error.to_string().starts_with("audit: entry 5 may be missing: "), "{error}");
         let forged = text.replacen("ada", "eve", 1);
         let error = verify_lines(forged.as_bytes(), None).expect_err("forged");
@@ -499,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_is_cut_off_says_so_itself() {
+    fn truncated_export_is_detected() {
         let entries = chain(4);
         let whole = export(&entries);
         assert_eq!(verify_lines(whole.as_bytes(), None).expect("holds"), end_of(&entries));

@@ -118,7 +118,7 @@ macro_rules! words {
                 match self { $(Self::$variant => $word,)* }
             }
 
-            pub(crate) fn of_word(word: &str) -> Option<Self> {
+            pub(crate) fn parse_name(word: &str) -> Option<Self> {
                 match word { $($word => Some(Self::$variant),)* _ => None }
             }
         }
@@ -233,7 +233,7 @@ impl Proposal {
             let named = |problem: InvalidInput| InvalidInput(format!("operations[{at}].{problem}"));
             operation.check().map_err(named)?;
             if !rows.insert(operation.row()) {
-                return Err(named(InvalidInput("name: this row is in an operation before".to_owned())));
+                return Err(named(InvalidInput("name: an earlier operation has the same row".to_owned())));
             }
         }
         check_bytes("operations", self.operations.iter().map(Operation::bytes).sum(), CHANGE_BYTES_MAX)
@@ -325,14 +325,17 @@ mod tests {
         let text = serde_json::to_string(&operations).expect("text");
         assert_eq!(
             text,
-            r#"[{"do":"put","kind":"rule","name":"a","body":"{\"limit\": 1}"},{"do":"delete","kind":"template","name":"é\""}]"#
+            concat!(
+                r#"[{"do":"put","kind":"rule","name":"a","body":"{\"limit\": 1}"},"#,
+                r#"{"do":"delete","kind":"template","name":"é\""}]"#,
+            )
         );
         assert_eq!(serde_json::from_str::<Vec<Operation>>(&text).expect("read"), operations);
         assert!(serde_json::from_str::<Vec<Operation>>(&text.replace("rule", "role")).is_err());
     }
 
     #[test]
-    fn what_cannot_be_kept_is_refused_with_its_place() {
+    fn invalid_proposal_is_rejected_with_its_location() {
         assert_eq!(of(vec![put("a", "{}")]).check(), Ok(()));
         assert_eq!(problem(&of(vec![])), "operations: 0 are outside 1 to 10000");
         assert_eq!(
@@ -340,7 +343,7 @@ mod tests {
             "operations: 10001 are outside 1 to 10000"
         );
         let twice = of(vec![put("a", "{}"), put("a", "{}")]);
-        assert_eq!(problem(&twice), "operations[1].name: this row is in an operation before");
+        assert_eq!(problem(&twice), "operations[1].name: an earlier operation has the same row");
         for name in ["", "a\0", "a\nb", &"a".repeat(NAME_BYTES_MAX + 1)] {
             let message = "operations[0].name: must have 1 to 256 bytes, none of them a control character";
             assert_eq!(problem(&of(vec![put(name, "{}")])), message);

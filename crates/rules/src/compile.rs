@@ -35,12 +35,13 @@ use crate::template::{TEMPLATES_MAX, Template};
 
 /// The most header fields that the rules of a set look at.
 const HEADERS_MAX: usize = 16;
-const _: () = assert!(HEADERS_MAX < DIMENSIONS_MAX, "there are other dimensions too");
+const _: () = assert!(HEADERS_MAX < DIMENSIONS_MAX, "a request has dimensions besides header fields");
 
 /// The version of a rule that states none.
 const FIRST_VERSION: u64 = 1;
 
-/// The highest version of a rule: origins keep 32 bits of it, and of two limits of one version neither is the later.
+/// The highest version of a rule: origins keep 32 bits of it, and of two limits of one version
+/// neither is the later.
 const VERSION_MAX: u64 = (1 << 32) - 1;
 
 /// Fields of a rule, in the order in which problems list them.
@@ -139,7 +140,8 @@ pub(crate) struct OrderedRules {
     emergencies: Vec<Emergency>,
 }
 
-/// Where rules are, by the hashes of their names: there may be a million, and each has its name already.
+/// Where rules are, by the hashes of their names: there may be a million, and each has its name
+/// already.
 #[derive(Debug, Default)]
 struct Positions {
     hashed: HashIndex,
@@ -147,7 +149,8 @@ struct Positions {
 }
 
 impl Positions {
-    /// The positions of rules that are in order; and of those that have the name of one before them.
+    /// The positions of rules that are in order; and of those that have the name of one before
+    /// them.
     fn new(rules: &[RuleWithBurst]) -> (Self, Vec<u32>) {
         let hasher = RandomState::default();
         let hash = |(at, (rule, _)): (usize, &RuleWithBurst)| (hasher.hash_one(&*rule.name), small(at));
@@ -215,15 +218,15 @@ pub(crate) fn compile(
     Ok(set.of_revision(rule_rows.revision))
 }
 
-/// How many bodies of rows are read at a time. More: fewer hand-overs between threads; more memory, about a kilobyte for each, of which
-/// there are four times as many at once.
+/// How many bodies of rows are read at a time. More: fewer hand-overs between threads; more memory,
+/// about a kilobyte for each, of which there are four times as many at once.
 const BODIES_READ_AHEAD: usize = 4_096;
 
 /// A body, as far as it can be read.
 type Body = serde_json::Result<Value>;
 
-/// Reads the body of each row, in their order. Of many, the next are read on another thread meanwhile: to read them and to make rules
-/// of them take about the same time.
+/// Reads the body of each row, in their order. Of many, the next are read on another thread
+/// meanwhile: to read them and to make rules of them take about the same time.
 fn each_body<'b>(rows: impl Iterator<Item = &'b RuleRow>, mut take: impl FnMut(&'b RuleRow, Body)) {
     let rows: Vec<&RuleRow> = rows.collect();
     let read =
@@ -350,7 +353,7 @@ impl Compiler {
         };
         let Some(name) = name else { return };
         if self.templates.contains_key(&name) {
-            self.problems.add(format_args!("templates: {name:?} is given twice"));
+            self.problems.add(format_args!("templates[{name:?}].name: given twice"));
         }
         self.templates.insert(name, fields);
     }
@@ -397,7 +400,7 @@ impl Compiler {
         let (positions, repeated) = Positions::new(&self.rules);
         for at in repeated {
             let (rule, _) = &self.rules[at as usize];
-            self.problems.add(format_args!("rules: {:?} is given twice", rule.name));
+            self.problems.add(format_args!("rules[{:?}].name: given twice", rule.name));
         }
         let Self { problems, texts, placement, rules, faulty, .. } = self;
         let rule_overrides = rule_overrides::RuleOverridesBuilder::with_capacity(overrides);
@@ -622,10 +625,7 @@ impl OrderedRules {
             (_, None) => Vec::new(),
             (Some(at), Some(key)) => self.key_of(fields, at, key)?,
             (None, Some(_)) => {
-                fields.problem(
-                    "key",
-                    "the keys of all rules have no parts in common; name a rule, or say `when`",
-                );
+                fields.problem("key", "the keys of all rules have no parts in common; set `rule` or `when`");
                 return None;
             }
         };
@@ -702,14 +702,15 @@ fn refuse_headers(problems: &mut ProblemList, rules: &[Rule], emergencies: &Emer
     }
 }
 
-/// Rules that no condition finds are looked at one by one, and so are those that the same text finds.
+/// Rules that no condition finds are looked at one by one, and so are those that the same text
+/// finds.
 fn refuse_scans(problems: &mut ProblemList, index: &RuleIndex) {
     let (tenant, scanned) = index.most_scanned();
     if scanned > SCANNED_RULES_MAX {
         return problems.add(format_args!(
-            "rules: {scanned} for {} that have no value, beginning or end of a value in `when` to be found by \
-             is outside 0 to {SCANNED_RULES_MAX}",
-            whose(tenant)
+            "rules: {scanned} for {} without an exact value, prefix or suffix in `when` is outside 0 to \
+             {SCANNED_RULES_MAX}",
+            tenant_label(tenant)
         ));
     }
     let WorstScan { tenant, looked_at, largest } = index.worst();
@@ -718,14 +719,14 @@ fn refuse_scans(problems: &mut ProblemList, index: &RuleIndex) {
             format!(", {rules} of them by `when.{dimension}` {pattern:?},")
         });
         problems.add(format_args!(
-            "rules: {looked_at} for {} that one request may have to look at{found_by} is outside 0 to \
+            "rules: {looked_at} for {} that one request may have to examine{found_by} is outside 0 to \
              {LOOKED_AT_RULES_MAX}",
-            whose(tenant.as_deref())
+            tenant_label(tenant.as_deref())
         ));
     }
 }
 
-fn whose(tenant: Option<&str>) -> String {
+fn tenant_label(tenant: Option<&str>) -> String {
     tenant.map_or_else(|| "every tenant".to_owned(), |tenant| format!("tenant {tenant:?}"))
 }
 
@@ -736,11 +737,11 @@ type RulesByKey<'r> = HashMap<Vec<&'r str>, usize, RandomState>;
 /// key. With too many enforced rules, such a request could not be decided. With too many in shadow
 /// mode, some of them would never be checked.
 fn refuse_undecidable(problems: &mut ProblemList, rules: &[Rule]) {
-    refuse_crowds(problems, rules, Mode::Enforce, "enforced", "may be under");
-    refuse_crowds(problems, rules, Mode::Shadow, "in shadow mode", "asks in shadow mode");
+    refuse_crowds(problems, rules, Mode::Enforce, "enforced");
+    refuse_crowds(problems, rules, Mode::Shadow, "in shadow mode");
 }
 
-fn refuse_crowds(problems: &mut ProblemList, rules: &[Rule], mode: Mode, are: &str, does: &str) {
+fn refuse_crowds(problems: &mut ProblemList, rules: &[Rule], mode: Mode, are: &str) {
     let mut all: BTreeMap<Option<&str>, RulesByKey<'_>> = BTreeMap::new();
     for rule in rules.iter().filter(|rule| rule.mode == mode && rule.when.is_empty()) {
         let mut key: Vec<&str> = rule.key.iter().map(|part| &**part).collect();
@@ -754,9 +755,9 @@ fn refuse_crowds(problems: &mut ProblemList, rules: &[Rule], mode: Mode, are: &s
     let too_many = worst.find(|(_, (together, _))| *together > LIMITS_PER_REQUEST_MAX);
     if let Some((tenant, (together, key))) = too_many {
         problems.add(format_args!(
-            "rules: {together} for {} that are {are} for every request with the key {key:?} is outside 0 to \
-             {LIMITS_PER_REQUEST_MAX}, the most that one request {does}",
-            whose(tenant)
+            "rules: {together} {are} without `when` for {} and the key {key:?} is outside 0 to \
+             {LIMITS_PER_REQUEST_MAX}, the maximum of one request",
+            tenant_label(tenant)
         ));
     }
 }
@@ -790,8 +791,8 @@ impl fmt::Display for OverrideConflict {
             }
             Self::LooseOfRule => write!(
                 f,
-                ".key: more than {LOOSE_WILDCARDS_PER_RULE_MAX} overrides of this rule neither begin nor end with \
-                 anything but `*`"
+                ".key: more than {LOOSE_WILDCARDS_PER_RULE_MAX} overrides of this rule neither begin nor end \
+                 with anything but `*`"
             ),
             Self::Text => {
                 write!(f, ".name: the names and keys of all overrides have more than {TEXT_BYTES_MAX} bytes")

@@ -33,7 +33,8 @@ pub struct Dimensions<'a> {
 pub enum DimensionsError {
     /// More than [`DIMENSIONS_MAX`].
     TooMany(usize),
-    /// A name that is empty, too long, or has other characters than letters, digits, `_`, `-` and `.`.
+    /// A name that is empty, too long, or has other characters than letters, digits, `_`, `-` and
+    /// `.`.
     Name(String),
     /// A value longer than [`VALUE_BYTES_MAX`].
     Value {
@@ -52,8 +53,8 @@ impl fmt::Display for DimensionsError {
             Self::TooMany(count) => write!(f, "dimensions: {count} is outside 0 to {DIMENSIONS_MAX}"),
             Self::Name(name) => write!(
                 f,
-                "dimensions: the name {name:?} is not 1 to {NAME_BYTES_MAX} of the characters a-z, A-Z, 0-9, _, - \
-                 and ."
+                "dimensions: the name {name:?} is not 1 to {NAME_BYTES_MAX} of the characters a-z, A-Z, 0-9, \
+                 _, - and ."
             ),
             Self::Value { name, bytes } => {
                 write!(f, "dimensions.{name}: {bytes} bytes is outside 0 to {VALUE_BYTES_MAX}")
@@ -100,8 +101,9 @@ impl<'a> Dimensions<'a> {
         Ok(())
     }
 
-    /// Adds a client's address as [`ADDRESS`]. It is counted by the network that one client commonly has to itself:
-    /// IPv4 by the address, IPv6 by its /64, such as `2001:db8:1:2::/64`. Networks of rules are compared with all of it.
+    /// Adds a client's address as [`ADDRESS`]. It is counted by the network that one client
+    /// commonly has to itself: IPv4 by the address, IPv6 by its /64, such as `2001:db8:1:2::/64`.
+    /// Networks of rules are compared with all of it.
     pub fn add_address(&mut self, address: IpAddr) -> Result<(), DimensionsError> {
         self.add(Cow::Borrowed(ADDRESS), Cow::Owned(counted_as(address)))?;
         self.address = Some(IpNet::from(canonical(address)));

@@ -9,6 +9,7 @@ use crate::dimensions::Dimensions;
 use crate::pattern::Pattern;
 use crate::rule::{Condition, Mode};
 use crate::rule_overrides::literal_bytes;
+use crate::set::EmergencyTerms;
 
 /// The most emergencies at once. Each is looked at for each rule that applies to a request.
 pub const EMERGENCIES_MAX: usize = 256;
@@ -63,6 +64,12 @@ impl Emergency {
         }
     }
 
+    /// Returns the emergency as decisions have it.
+    pub(crate) fn terms(&self) -> EmergencyTerms<'_> {
+        let is_block = matches!(self.action, Action::Block(_));
+        EmergencyTerms { id: &self.id, is_block, expires_ms: self.expires_ms }
+    }
+
     /// Returns whether denials are enforced.
     pub(crate) fn mode(&self) -> Mode {
         match self.action {
@@ -80,8 +87,8 @@ impl Emergency {
     }
 }
 
-/// All emergencies, in the order in which they apply: those that block, then those about one rule, then those that spell out
-/// most, then by id.
+/// All emergencies, in the order in which they apply: those that block, then those about one rule,
+/// then those that spell out most, then by id.
 #[derive(Debug, Default)]
 pub(crate) struct Emergencies(Box<[Emergency]>);
 

@@ -111,7 +111,7 @@ impl Fields {
             self.problem(
                 "regime",
                 format_args!(
-                    "{regime:?} is for class {required:?}, which it is if not said, not for {:?}",
+                    "{regime:?} requires class {required:?}, its default, not {:?}",
                     stated.as_str()
                 ),
             );
@@ -137,7 +137,7 @@ impl Fields {
     pub(crate) fn paid(&mut self, class: Option<Class>) -> Option<bool> {
         let paid = self.optional("paid", |value| read_flag(&value))?;
         if paid && class != Some(Class::Cost) {
-            self.problems.push(".paid: only a rule of class \"cost\" can say so".to_owned());
+            self.problems.push(".paid: allowed only for class \"cost\"".to_owned());
         }
         Some(paid)
     }
@@ -170,8 +170,8 @@ impl Fields {
         conditions
     }
 
-    pub(crate) fn refuse_unknown(&mut self, what: &str, known: &[&str]) {
-        let message = |field: &String| format!(".{field}: not known; {what} has {}", known.join(", "));
+    pub(crate) fn refuse_unknown(&mut self, object: &str, known: &[&str]) {
+        let message = |field: &String| format!(".{field}: not known; {object} has {}", known.join(", "));
         self.problems.extend(self.table.keys().map(message));
     }
 }
@@ -269,7 +269,8 @@ fn read_pattern(value: Value) -> Result<Pattern, String> {
     Err(format!("a part of {} bytes is outside 1 to {VALUE_BYTES_MAX}", text.len()))
 }
 
-/// A part of a key as requests have it: an address counts as it does everywhere, however it is spelled.
+/// A part of a key as requests have it: an address counts as it does everywhere, however it is
+/// spelled.
 pub(crate) fn as_counted(dimension: &str, pattern: Pattern) -> Pattern {
     let address = (dimension == ADDRESS).then(|| pattern.as_str().parse::<IpAddr>().ok()).flatten();
     address.map_or(pattern, |address| Pattern::new(counted_as(address)))

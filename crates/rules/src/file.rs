@@ -4,6 +4,7 @@ use toml::{Table, Value};
 
 use crate::compile::{Compiler, RowPlace, TieBreak, has_room_for};
 use crate::fields::kind_of;
+use crate::lines::TomlLines;
 use crate::problems::Problems;
 use crate::set::RuleSet;
 
@@ -18,9 +19,22 @@ struct Rows {
     placement: Option<Value>,
 }
 
-/// The set of a file, or all that is wrong with it.
+/// The set of a file, or all that is wrong with it, each problem with its line.
 pub(crate) fn parse(text: &str, version: String) -> Result<RuleSet, Problems> {
-    let rows = rows_of(text)?;
+    if text.len() > FILE_BYTES_MAX {
+        return Err(format!("{} bytes is outside 0 to {FILE_BYTES_MAX}", text.len()).into());
+    }
+    // The lines are looked up only if there are problems.
+    let Ok(file) = text.parse::<Table>() else {
+        let lines = TomlLines::read(text);
+        let problems = compile(lines.table(), version).err();
+        return Err(Problems(lines.locate(problems.map(|problems| problems.0).unwrap_or_default())));
+    };
+    compile(file, version).map_err(|problems| Problems(TomlLines::read(text).locate(problems.0)))
+}
+
+fn compile(file: Table, version: String) -> Result<RuleSet, Problems> {
+    let (rows, mut problems) = rows_of(file);
     let mut compiler = Compiler::default();
     has_room_for(rows.templates.len(), rows.rules.len(), rows.overrides.len())?;
     if let Some(placement) = rows.placement {
@@ -37,47 +51,37 @@ pub(crate) fn parse(text: &str, version: String) -> Result<RuleSet, Problems> {
         // Time 0, so that no override has expired: each lookup checks the expiry.
         compiler.rule_override(&RowPlace::Row("overrides", at), row, 0);
     }
-    compiler.finish(version)
+    match compiler.finish(version) {
+        Ok(set) if problems.is_empty() => Ok(set),
+        finished => {
+            problems.extend(finished.err().map(|found| found.0).unwrap_or_default());
+            Err(Problems(problems))
+        }
+    }
 }
 
-/// Describes in one line why a text is not TOML, with line and column.
-pub fn syntax_problem(text: &str, error: &toml::de::Error) -> String {
-    let message = error.message().replace('\n', ", ");
-    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return message };
-    let line_start = before.rfind('\n').map_or(0, |end| end + 1);
-    let line = 1 + before.matches('\n').count();
-    let column = 1 + before[line_start..].chars().count();
-    format!("line {line}, column {column}: {message}")
-}
-
-fn rows_of(text: &str) -> Result<Rows, String> {
-    if text.len() > FILE_BYTES_MAX {
-        return Err(format!("{} bytes is outside 0 to {FILE_BYTES_MAX}", text.len()));
-    }
-    let mut file: Table = text.parse().map_err(|error| syntax_problem(text, &error))?;
-    let rules = file.remove("rules");
-    let (templates, overrides) = (file.remove("templates"), file.remove("overrides"));
-    let placement = file.remove("placement");
-    if let Some(unknown) = file.keys().next() {
-        return Err(format!(
-            "{unknown}: not known; a rules file has [[rules]], [[templates]], [[overrides]] and placement"
-        ));
-    }
+/// Returns the rows of a file, and the problems of its keys.
+fn rows_of(mut file: Table) -> (Rows, Vec<String>) {
+    let mut problems = Vec::new();
     // An empty file is more often one that is being written than one that was meant.
-    let rules = rules.ok_or("rules: missing; a file that means none says `rules = []`")?;
-    Ok(Rows {
-        templates: templates.map_or(Ok(Vec::new()), |given| list("templates", given))?,
-        rules: list("rules", rules)?,
-        overrides: overrides.map_or(Ok(Vec::new()), |given| list("overrides", given))?,
-        placement,
-    })
-}
-
-fn list(what: &str, given: Value) -> Result<Vec<Value>, String> {
-    match given {
-        Value::Array(rows) => Ok(rows),
-        other => Err(format!("{what}: {} is not a list of {what}", kind_of(&other))),
+    if !file.contains_key("rules") {
+        problems.push("rules: missing; write `rules = []` for a file without rules".to_owned());
     }
+    let mut list = |field: &str| match file.remove(field) {
+        None => Vec::new(),
+        Some(Value::Array(rows)) => rows,
+        Some(other) => {
+            problems.push(format!("{field}: {} is not a list of {field}", kind_of(&other)));
+            Vec::new()
+        }
+    };
+    let (templates, rules, overrides) = (list("templates"), list("rules"), list("overrides"));
+    let placement = file.remove("placement");
+    let unknown = |field: &String| {
+        format!("{field}: not known; a rules file has [[rules]], [[templates]], [[overrides]] and placement")
+    };
+    problems.extend(file.keys().map(unknown));
+    (Rows { templates, rules, overrides, placement }, problems)
 }
 
 #[cfg(test)]
@@ -91,8 +95,34 @@ mod tests {
         set.matching("", request, 0).map(|found| found.rule.name.to_string()).collect()
     }
 
+    /// The problems of a text, without their lines.
     fn problems(text: &str) -> Vec<String> {
-        RuleSet::parse(text).expect_err("has problems").0
+        let without_line = |problem: &String| match problem.split_once(": ") {
+            Some((line, problem)) if line.starts_with("line ") && !line.contains(',') => problem.to_owned(),
+            _ => problem.clone(),
+        };
+        RuleSet::parse(text).expect_err("has problems").0.iter().map(without_line).collect()
+    }
+
+    #[test]
+    fn unknown_table_hides_no_other_problem() {
+        let text = "[[rule]]\nname = 'a'\n\n[[rules]]\nname = 'b'\nkey = []\nlimit = -1\nperiod = '1s'\n";
+        let found = RuleSet::parse(text).expect_err("has problems").0;
+        let known = "a rules file has [[rules]], [[templates]], [[overrides]] and placement";
+        let expected = [
+            format!("line 1: rule: not known; {known}"),
+            "line 7: rules[0].limit: -1 is outside 0 to 4294967295".to_owned(),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn syntax_error_hides_no_problem_of_another_line() {
+        let text = "[[rules]]\nname = \nkey = []\nlimit = -1\nperiod = '1s'\n";
+        let found = RuleSet::parse(text).expect_err("has problems").0;
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].starts_with("line 2, column 8: "), "{found:?}");
+        assert_eq!(found[1], "line 4: rules[0].limit: -1 is outside 0 to 4294967295");
     }
 
     #[test]
@@ -131,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_says_how_a_region_treats_it() {
+    fn rule_sets_paid_tolerance_and_placement() {
         let set = RuleSet::parse(
             r#"
             placement = "user"
@@ -163,10 +193,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_region_cannot_take_is_told() {
+    fn invalid_regional_settings_are_reported() {
         let rule = "[[rules]]\nname = 'a'\nkey = []\nlimit = 1\nperiod = '1s'\n";
         let wrong = |rest: &str| problems(&format!("{rule}{rest}"));
-        assert_eq!(wrong("paid = true"), ["rules[0].paid: only a rule of class \"cost\" can say so"]);
+        assert_eq!(wrong("paid = true"), ["rules[0].paid: allowed only for class \"cost\""]);
         assert_eq!(wrong("paid = 1"), ["rules[0].paid: true or false is expected, not an integer"]);
         assert_eq!(wrong("tolerance = 2"), ["rules[0].tolerance: 2 is outside 0 to 1"]);
         let placed = problems(&format!("placement = 'us er'\n{rule}"));
@@ -174,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_says_how_far_it_reaches() {
+    fn rule_sets_its_regime() {
         let rule = |lines: &str| {
             let text = format!("[[rules]]\nname = 'a'\nkey = []\nlimit = 1\nperiod = '1h'\n{lines}");
             RuleSet::parse(&text).map(|set| (set.rules()[0].regime(), set.rules()[0].class))
@@ -188,10 +218,10 @@ mod tests {
         }
         assert_eq!(rule("regime = 'strict'"), Ok((Regime::Strict, Class::Security)), "the class follows");
         assert_eq!(rule("regime = 'strict'\nclass = 'security'"), Ok((Regime::Strict, Class::Security)));
-        let problem = "rules[0].regime: \"strict\" is for class \"security\", which it is if not said, not for \"cost\"";
-        assert_eq!(rule("regime = 'strict'\nclass = 'cost'").expect_err("refused").0, [problem]);
         let problem =
-            "rules[0].regime: \"worldwide\" is none of \"regional\", \"best_effort\", \"share\", \"strict\"";
+            "line 6: rules[0].regime: \"strict\" requires class \"security\", its default, not \"cost\"";
+        assert_eq!(rule("regime = 'strict'\nclass = 'cost'").expect_err("refused").0, [problem]);
+        let problem = "line 6: rules[0].regime: \"worldwide\" is none of \"regional\", \"best_effort\", \"share\", \"strict\"";
         assert_eq!(rule("regime = 'worldwide'").expect_err("refused").0, [problem]);
     }
 
@@ -223,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_regime_makes_of_a_rule_is_warned_of() {
+    fn unsuitable_regime_is_warned_about() {
         let rule = |name: &str, more: &str| {
             format!("[[rules]]\nname = '{name}'\nkey = []\nlimit = 9\nregime = 'best_effort'\n{more}\n")
         };
@@ -235,11 +265,12 @@ mod tests {
         let set = RuleSet::parse(&text.concat()).expect("a good file");
         let warnings = set.warnings(&Fleet::of(1));
         assert_eq!(warnings.len(), 2, "{warnings:?}");
-        assert!(warnings[0].starts_with("rules[\"window\"].regime: a sliding window"), "{warnings:?}");
+        let window = "rules[\"window\"].regime: a best_effort sliding window";
+        assert!(warnings[0].starts_with(window), "{warnings:?}");
         assert!(warnings[1].starts_with("rules[\"short\"].regime: in effect regional"), "{warnings:?}");
         let unsaid = text.concat().replace("regime = 'best_effort'\n", "");
         let set = RuleSet::parse(&unsaid).expect("a good file");
-        assert_eq!(set.warnings(&Fleet::of(1)), [""; 0], "nobody spoke of regions");
+        assert_eq!(set.warnings(&Fleet::of(1)), [""; 0], "a fleet of one region has no warnings");
         assert_eq!(set.warnings(&Fleet::of(2)).len(), 2);
     }
 
@@ -274,9 +305,10 @@ mod tests {
             "rules[0].limit: 4294967296 is outside 0 to 4294967295",
             "rules[0].when.method: 0 patterns is outside 1 to 64",
             "rules[0].when.path: a pattern is text",
-            "rules[1].period: \"1 fortnight\" is not a number and a unit of us, ms, s, m, h or d, such as \"1m\"",
-            "rules[2].brust: not known; a rule has name, tenant, version, priority, template, class, paid, tolerance, regime, mode, algorithm, key, limit, \
-             period, burst, when",
+            "rules[1].period: \"1 fortnight\" is not a number and a unit of us, ms, s, m, h or d, such as \
+             \"1m\"",
+            "rules[2].brust: not known; a rule has name, tenant, version, priority, template, class, paid, \
+             tolerance, regime, mode, algorithm, key, limit, period, burst, when",
         ];
         assert_eq!(found, expected);
     }
@@ -290,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_field_is_named_with_what_it_may_be() {
+    fn invalid_field_is_named_with_its_allowed_values() {
         let cases = [
             ("limit = -2", ".limit: -2 is outside 0 to 4294967295"),
             ("limit = 1.5", ".limit: a whole number from 0 to 4294967295 is expected, not a float"),
@@ -339,21 +371,21 @@ mod tests {
         ];
         assert_eq!(problems("[[rules]]"), missing);
         let both = problems("[[rules]]\nname = 'a'\nkey = []\nlimit = -1\nperiod = '0s'\n");
-        let told = both.iter().map(|problem| problem.split(':').next().unwrap_or_default());
-        assert_eq!(told.collect::<Vec<_>>(), ["rules[0].limit", "rules[0].period"]);
+        let fields = both.iter().map(|problem| problem.split(':').next().unwrap_or_default());
+        assert_eq!(fields.collect::<Vec<_>>(), ["rules[0].limit", "rules[0].period"]);
     }
 
     #[test]
-    fn all_problems_of_a_rule_are_told() {
+    fn all_problems_of_a_rule_are_reported() {
         let found = problems("[[rules]]\nlimit = -2\nclass = 3\nperiod = 'x'\nlimt = 1");
         let fields: Vec<_> = found.iter().filter_map(|problem| problem.split([':', ' ']).next()).collect();
         assert_eq!(
             fields,
             [
                 "rules[0].name",
-                "rules[0].class",
                 "rules[0].key",
                 "rules[0].limit",
+                "rules[0].class",
                 "rules[0].period",
                 "rules[0].limt"
             ]
@@ -389,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_says_which_dimensions_it_looks_at() {
+    fn rule_set_lists_its_dimensions() {
         let text = "
             [[rules]]
             name = 'a'
@@ -423,15 +455,19 @@ mod tests {
     #[test]
     fn a_file_that_is_not_a_set_of_rules_is_refused() {
         assert!(problems("rules = 3")[0].contains("not a list of rules"));
-        assert!(problems("[rule]\nname = 1")[0].starts_with("rule: not known"));
+        let found = problems("[rule]\nname = 1");
+        assert!(
+            found[0].starts_with("rules: missing") && found[1].starts_with("rule: not known"),
+            "{found:?}"
+        );
         assert!(problems("")[0].starts_with("rules: missing"));
         assert_eq!(RuleSet::parse("rules = []").map(|set| set.rules().len()), Ok(0));
         let twice = "[[rules]]\nname='a'\nkey=[]\nlimit=1\nperiod='1s'\n".repeat(2);
-        assert_eq!(problems(&twice), ["rules: \"a\" is given twice"]);
+        assert_eq!(problems(&twice), ["rules[\"a\"].name: given twice"]);
     }
 
     #[test]
-    fn a_version_tells_sets_apart() {
+    fn versions_of_different_rule_sets_differ() {
         let [a, b] = ["rules = []", "rules = [] # none"]
             .map(|text| RuleSet::parse(text).expect("good").version().to_owned());
         assert_ne!(a, b);

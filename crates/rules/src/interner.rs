@@ -10,8 +10,8 @@ use foldhash::quality::RandomState;
 
 use crate::rule::Condition;
 
-/// Texts and lists that were seen already, by their hashes: a table that grows does not look at a million of them again, each
-/// in a place of its own.
+/// Texts and lists that were seen already, by their hashes: a table that grows does not look at a
+/// million of them again, each in a place of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Interner {
     hasher: RandomState,
@@ -67,7 +67,7 @@ mod tests {
     use crate::pattern::Pattern;
 
     #[test]
-    fn what_is_alike_is_kept_once() {
+    fn equal_values_are_interned_once() {
         let mut texts = Interner::default();
         let mut conditions = |dimension: &str, patterns: &[&str]| {
             let any_of = patterns.iter().map(|pattern| Pattern::new(texts.text(pattern))).collect();

@@ -27,12 +27,14 @@ mod fields;
 mod file;
 mod index;
 mod interner;
+mod lines;
 mod match_table;
 mod network;
 pub mod overrides;
 mod packed_override;
 pub mod pattern;
 mod period;
+mod private_files;
 mod problems;
 pub mod rows;
 mod rule;
@@ -46,7 +48,8 @@ pub use dimensions::{
     ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, HEADER_PREFIX, NAME_BYTES_MAX, VALUE_BYTES_MAX,
 };
 pub use emergency::EMERGENCIES_MAX;
-pub use file::{FILE_BYTES_MAX, syntax_problem};
+pub use file::FILE_BYTES_MAX;
+pub use lines::TomlLines;
 pub use network::{canonical, parse_network};
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};
@@ -55,7 +58,8 @@ pub use rule_overrides::{
     LOOSE_WILDCARDS_PER_RULE_MAX, RULE_OVERRIDES_MAX, WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
 };
 pub use set::{
-    EffectiveTerms, InheritedTerms, LOOKED_AT_RULES_MAX, RULES_MAX, RuleMatch, RuleSet, SCANNED_RULES_MAX,
+    EffectiveTerms, EmergencyTerms, InheritedTerms, LOOKED_AT_RULES_MAX, RULES_MAX, RuleMatch, RuleSet,
+    SCANNED_RULES_MAX,
 };
 pub use template::TEMPLATES_MAX;
 pub use tidegate_core::{Class, Regime};

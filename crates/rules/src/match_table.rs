@@ -18,7 +18,8 @@ use crate::set::RULES_MAX;
 /// conditions (one each).
 const HEAD_BYTES: usize = 15;
 
-/// Tenants that are longer are looked up in the rule. Higher: more memory for them, and rules that take more than a line.
+/// Tenants that are longer are looked up in the rule. Higher: more memory for them, and rules that
+/// take more than a line.
 const TENANT_BYTES_MAX: usize = 64;
 /// Maximum bytes of unshared conditions stored with their rule. Longer ones go to the shared area.
 const OWN_CONDITIONS_BYTES_MAX: usize = 256;
@@ -88,9 +89,9 @@ impl MatchTable {
         let rest = &mut self.rules.get(number as usize..)?;
         let position = u32::from_le_bytes(take(rest)?);
         let (key, terms) = (u32::from_le_bytes(take(rest)?), u32::from_le_bytes(take(rest)?));
-        let [kinds, whose, conditions] = take(rest)?;
+        let [kinds, tenants, conditions] = take(rest)?;
         let rule = || rules.get(position as usize);
-        let is_for = match whose {
+        let is_for = match tenants {
             EVERYONE => true,
             NOT_KEPT => rule()?.is_for(tenant),
             bytes => take_text(rest, usize::from(bytes))? == tenant.as_bytes(),

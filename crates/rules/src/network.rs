@@ -10,7 +10,8 @@ const CLIENT_BITS_V6: u8 = 64;
 /// Bits before an IPv4 address that is written as an IPv6 one (`::ffff:192.0.2.7`).
 const MAPPED_BITS: u8 = 96;
 
-/// An IPv4 address that came as an IPv6 one, as it does on sockets that take both, is an IPv4 address.
+/// An IPv4 address that came as an IPv6 one, as it does on sockets that take both, is an IPv4
+/// address.
 pub fn canonical(address: IpAddr) -> IpAddr {
     address.to_canonical()
 }

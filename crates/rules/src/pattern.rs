@@ -71,8 +71,8 @@ pub(crate) fn describes(pattern: &[u8], value: &[u8]) -> bool {
     if pattern.contains(&b'*') { matches_wild(pattern, value) } else { pattern == value }
 }
 
-/// Takes the text between stars from the left, each at its first place: if any way matches, this one does. No character of
-/// a text begins within another one, so bytes will do.
+/// Takes the text between stars from the left, each at its first place: if any way matches, this
+/// one does. No character of a text begins within another one, so bytes will do.
 fn matches_wild(pattern: &[u8], value: &[u8]) -> bool {
     let mut parts = pattern.split(|byte| *byte == b'*');
     let Some(rest) = parts.next().and_then(|first| value.strip_prefix(first)) else { return false };

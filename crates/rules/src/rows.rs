@@ -13,7 +13,8 @@ pub enum RowKind {
     Override,
 }
 
-/// One row: a name that is unique within its kind, and a JSON object with the fields of a rules file.
+/// One row: a name that is unique within its kind, and a JSON object with the fields of a rules
+/// file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleRow {
     /// Kind of the row.
@@ -44,8 +45,8 @@ pub struct RuleRows {
     pub revision: u64,
     /// Raised by every change of emergencies.
     pub emergency_revision: u64,
-    /// Templates, rules and overrides, in the order of kind and name. Books that only differ in their emergencies share them:
-    /// there may be a million.
+    /// Templates, rules and overrides, in the order of kind and name. Books that only differ in
+    /// their emergencies share them: there may be a million.
     pub rows: Arc<[RuleRow]>,
     /// Emergencies, which take precedence over the rows.
     pub emergencies: Vec<EmergencyRow>,
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_told_from_behind_one_of_them() {
+    fn rows_are_listed_after_a_given_row() {
         let row = |(kind, name): (RowKind, &str)| RuleRow {
             kind,
             name: name.to_owned(),

@@ -267,8 +267,8 @@ impl RuleOverrides {
         self.has_ends
     }
 
-    /// The override that applies to a key of a rule: the exact one of the tenant, the exact one for every tenant, or the first
-    /// wildcard in order that matches.
+    /// The override that applies to a key of a rule: the exact one of the tenant, the exact one for
+    /// every tenant, or the first wildcard in order that matches.
     pub(crate) fn find(
         &self,
         (rule, kinds): (u32, OverrideKinds),
@@ -354,8 +354,8 @@ pub(crate) fn literal_bytes(key: &[Pattern]) -> usize {
 }
 
 impl Wildcards {
-    /// Puts the wildcards of one rule in order: by priority, then by how much they spell out, then by name. Adds those that
-    /// cannot be to `clashes`.
+    /// Puts the wildcards of one rule in order: by priority, then by how much they spell out, then
+    /// by name. Adds those that cannot be to `clashes`.
     fn new(mut wildcards: Vec<Wildcard>, clashes: &mut Vec<OverrideClash>) -> Self {
         wildcards.sort_by(|a, b| {
             let rank = |of: &Wildcard| (Reverse(of.priority), Reverse(literal_bytes(&of.key)));

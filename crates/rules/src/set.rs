@@ -33,7 +33,7 @@ pub const SCANNED_RULES_MAX: usize = 10_000;
 /// prefix and one suffix find. Higher: a set of rules that are all for `/*` makes every request
 /// slow.
 pub const LOOKED_AT_RULES_MAX: usize = 10_000;
-const _: () = assert!(SCANNED_RULES_MAX <= LOOKED_AT_RULES_MAX, "those that nothing finds are looked at");
+const _: () = assert!(SCANNED_RULES_MAX <= LOOKED_AT_RULES_MAX, "scanned rules count as examined rules");
 
 /// Hexadecimal digits of a file's version: enough to distinguish sets, few enough to read out.
 const VERSION_DIGITS: usize = 12;
@@ -82,8 +82,19 @@ pub struct EffectiveTerms<'s> {
     pub mode: Mode,
     /// Name of the override in force.
     pub override_name: Option<&'s str>,
-    /// Id of the emergency in force.
-    pub emergency: Option<&'s str>,
+    /// The emergency in force.
+    pub emergency: Option<EmergencyTerms<'s>>,
+}
+
+/// An emergency in force for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmergencyTerms<'s> {
+    /// Its id.
+    pub id: &'s str,
+    /// Whether it lets nothing pass.
+    pub is_block: bool,
+    /// When it ends, in milliseconds since the Unix epoch.
+    pub expires_ms: u64,
 }
 
 /// Terms that overrides inherit from their rule unless they state their own.
@@ -133,8 +144,8 @@ impl RuleSet {
         compile::compile(rule_rows, placement, now_ms)
     }
 
-    /// The same set under other emergencies, without reading its rules again: a set of a million is there in the time that
-    /// it takes to go through their names.
+    /// The same set under other emergencies, without reading its rules again: a set of a million is
+    /// there in the time that it takes to go through their names.
     pub fn with_emergencies(
         &self,
         emergency_revision: u64,
@@ -146,8 +157,8 @@ impl RuleSet {
         Ok(Self { parts, emergencies, version: version_of_revisions(revision, emergency_revision), revision })
     }
 
-    /// The rules that apply to a request of `tenant`, in order: of higher priority first, then as in the file, or by name if
-    /// they come from a store.
+    /// The rules that apply to a request of `tenant`, in order: of higher priority first, then as
+    /// in the file, or by name if they come from a store.
     pub fn matching<'s, 'd>(
         &'s self,
         tenant: &str,
@@ -177,7 +188,12 @@ impl RuleSet {
         if let Some((emergency, limit)) =
             emergency.and_then(|found| found.limit(limit.algorithm()).map(|limit| (found, limit)))
         {
-            return EffectiveTerms { limit, mode: emergency.mode(), emergency: Some(&emergency.id), ..own };
+            return EffectiveTerms {
+                limit,
+                mode: emergency.mode(),
+                emergency: Some(emergency.terms()),
+                ..own
+            };
         }
         let found = self.parts.rule_overrides.find((position, kinds), tenant, key, now_ms);
         let usual = found.map_or(own, |found| own.under(&found));
@@ -185,7 +201,7 @@ impl RuleSet {
             None => usual,
             // This emergency has no limit: it only lets requests pass.
             Some(emergency) => {
-                EffectiveTerms { mode: emergency.mode(), emergency: Some(&emergency.id), ..usual }
+                EffectiveTerms { mode: emergency.mode(), emergency: Some(emergency.terms()), ..usual }
             }
         }
     }
@@ -221,7 +237,8 @@ impl RuleSet {
         Some(InheritedTerms { algorithm: limit.algorithm(), period_us: limit.period_us(), burst, mode })
     }
 
-    /// The rules that are for requests of `tenant`, with their places: those for everyone, then its own, each in order.
+    /// The rules that are for requests of `tenant`, with their places: those for everyone, then its
+    /// own, each in order.
     pub fn rules_for(&self, tenant: &str) -> impl Iterator<Item = (usize, &Rule)> {
         self.parts.index.positions(tenant).map(|position| (position, &self.parts.rules[position]))
     }
@@ -284,6 +301,11 @@ impl RuleSet {
             rule.warned(fleet).for_each(|warning| findings.add(warning));
         }
         findings.into_lines()
+    }
+
+    /// Returns the number of emergencies that have not expired at `now_ms`.
+    pub fn emergencies_in_force(&self, now_ms: u64) -> usize {
+        self.emergencies.iter().filter(|emergency| now_ms < emergency.expires_ms).count()
     }
 
     /// How many overrides there are.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::private_files;
 use crate::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use crate::store::Credential;
 
@@ -83,10 +84,10 @@ impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(error) => error.fmt(f),
-            Self::Format => write!(f, "is no snapshot of a format from 1 to {FORMAT}"),
-            Self::Length { wanted, found } => write!(f, "has {found} bytes of {wanted}"),
-            Self::Checksum => f.write_str("has another checksum than it says"),
-            Self::Contents => f.write_str("holds something that this version does not write"),
+            Self::Format => write!(f, "not a snapshot of a format from 1 to {FORMAT}"),
+            Self::Length { wanted, found } => write!(f, "{found} bytes, expected {wanted}"),
+            Self::Checksum => f.write_str("the checksum does not match the contents"),
+            Self::Contents => f.write_str("the contents are not supported by this version"),
         }
     }
 }
@@ -110,14 +111,16 @@ pub struct LastGoodSnapshot {
     pub skipped: Vec<DamagedSnapshot>,
 }
 
-/// Writes a snapshot to a folder, which is made if need be, and removes all but the last [`SNAPSHOTS_KEPT`]. The folder is one server's
-/// own. Gives the file, which is on disk under its name when this returns.
+/// Writes a snapshot to a folder, which is made if need be, and removes all but the last
+/// [`SNAPSHOTS_KEPT`]. The folder is one server's own. Gives the file, which is on disk under its
+/// name when this returns.
 pub fn write(folder: &Path, snapshot: &Snapshot) -> std::io::Result<PathBuf> {
-    std::fs::create_dir_all(folder)?;
+    private_files::create_folder(folder)?;
     let earlier = snapshots(folder)?;
     let number = earlier.first().map_or(1, |(number, _)| number.saturating_add(1));
     let unfinished = folder.join(UNFINISHED);
-    let written = write_whole(BufWriter::with_capacity(1 << 20, File::create(&unfinished)?), snapshot)?;
+    let written =
+        write_whole(BufWriter::with_capacity(1 << 20, private_files::create(&unfinished)?), snapshot)?;
     written.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
     let file = folder.join(name_of(number));
     std::fs::rename(&unfinished, &file)?;
@@ -419,7 +422,7 @@ mod tests {
     fn bytes_of(snapshot: &Snapshot) -> Vec<u8> {
         let folder = tempfile::tempdir().expect("a folder");
         let bytes = std::fs::read(write(folder.path(), snapshot).expect("written")).expect("read");
-        assert_eq!(bytes, encode(snapshot), "the same wherever it is kept");
+        assert_eq!(bytes, encode(snapshot), "the file contains the encoded snapshot");
         bytes
     }
 
@@ -440,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_book_is_read_as_it_was_written_and_the_last_few_are_kept() {
+    fn latest_snapshot_is_read_and_the_last_few_are_kept() {
         let folder = tempfile::tempdir().expect("a folder");
         let inner = folder.path().join("made");
         assert!(load_last_good(&inner).expect("no folder").snapshot.is_none());
@@ -448,7 +451,7 @@ mod tests {
         // counts.
         for revision in [7, 8, 9, 10, 3] {
             std::fs::create_dir_all(&inner).expect("a folder");
-            std::fs::write(inner.join(UNFINISHED), "left by one that was killed").expect("written");
+            std::fs::write(inner.join(UNFINISHED), "a temporary file of a killed writer").expect("written");
             write(&inner, &snapshot(revision)).expect("written");
         }
         let wanted = [3, 4, 5].map(|number| format!("book-{number:020}.snapshot"));
@@ -474,15 +477,15 @@ mod tests {
         std::fs::write(&files[1], &whole[..whole.len() - 1]).expect("written");
         let found = load_last_good(folder.path()).expect("reads");
         assert_eq!(found.snapshot, Some(snapshot(1)));
-        let said: Vec<String> = found.skipped.iter().map(|damaged| damaged.why.to_string()).collect();
-        let length = format!("has {} bytes of {}", whole.len() - 1, whole.len());
-        assert_eq!(said, ["has another checksum than it says".to_owned(), length]);
+        let reasons: Vec<String> = found.skipped.iter().map(|damaged| damaged.why.to_string()).collect();
+        let length = format!("{} bytes, expected {}", whole.len() - 1, whole.len());
+        assert_eq!(reasons, ["the checksum does not match the contents".to_owned(), length]);
         assert_eq!(found.skipped[0].file, files[2]);
         std::fs::write(&files[0], "something else").expect("written");
         let found = load_last_good(folder.path()).expect("reads");
         assert!(found.snapshot.is_none());
         assert_eq!(found.skipped.len(), 3);
-        assert!(found.skipped[2].to_string().ends_with("snapshot: is no snapshot of a format from 1 to 2"));
+        assert!(found.skipped[2].to_string().ends_with("snapshot: not a snapshot of a format from 1 to 2"));
     }
 
     #[test]
@@ -493,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_a_program_that_kept_no_credentials_is_read() {
+    fn snapshot_format_without_credentials_is_read() {
         let contents = &bytes_of(&snapshot(1))[HEAD_BYTES..];
         let rule_rows_bytes = usize::try_from(rule_rows_bytes(&rule_rows(1))).expect("small");
         let head =
@@ -508,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_book_that_lies_about_itself_under_a_right_checksum_is_refused() {
+    fn inconsistent_snapshot_with_a_valid_checksum_is_refused() {
         let mut bytes = bytes_of(&snapshot(1));
         // The number of rows.
         bytes[HEAD_BYTES + 16..HEAD_BYTES + 24].copy_from_slice(&u64::MAX.to_le_bytes());

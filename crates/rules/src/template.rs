@@ -20,7 +20,8 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    /// Reads a template; every field is checked by itself, and once more together with those of each rule.
+    /// Reads a template; every field is checked by itself, and once more together with those of
+    /// each rule.
     pub(crate) fn read(row: Value) -> Result<Self, Vec<String>> {
         let Value::Table(mut table) = row else {
             return Err(vec![format!(": a template is a table, not {}", kind_of(&row))]);

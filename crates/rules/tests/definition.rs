@@ -236,7 +236,7 @@ fn compiled(written: &WrittenRules, now_ms: u64) -> RuleSet {
     let rows = written.rules.iter().map(rule_row).chain(written.overrides.iter().map(override_row)).collect();
     let emergencies = written.emergencies.iter().map(emergency_row).collect();
     let rule_rows = RuleRows { revision: 1, emergency_revision: 1, rows, emergencies };
-    RuleSet::compile(&rule_rows, None, now_ms).expect("a good book")
+    RuleSet::compile(&rule_rows, None, now_ms).expect("valid rules")
 }
 
 /// Whether a pattern describes a value, by the definition.
@@ -324,7 +324,7 @@ impl WrittenRules {
         })
     }
 
-    fn told(&self, rule: &Rule, request: &Request, now_ms: u64) -> Option<MatchedFields> {
+    fn matched(&self, rule: &Rule, request: &Request, now_ms: u64) -> Option<MatchedFields> {
         let key = key_of(rule, request)?;
         let over = self.override_for(rule, &key, request.tenant, now_ms);
         let usual = over.map_or((rule.limit, rule.mode), |over| (over.limit, over.mode.unwrap_or(rule.mode)));
@@ -343,7 +343,7 @@ impl WrittenRules {
     fn scan(&self, request: &Request, now_ms: u64) -> Vec<MatchedFields> {
         let mut ordered: Vec<&Rule> = self.rules.iter().collect();
         ordered.sort_by_key(|rule| (-rule.priority, &rule.name));
-        ordered.into_iter().filter_map(|rule| self.told(rule, request, now_ms)).collect()
+        ordered.into_iter().filter_map(|rule| self.matched(rule, request, now_ms)).collect()
     }
 }
 
@@ -351,27 +351,29 @@ fn find(set: &RuleSet, request: &Request, now_ms: u64) -> Vec<MatchedFields> {
     let pairs = [("path", request.path.as_deref()), ("user", request.user.as_deref()), ("ip", request.ip)];
     let given = pairs.into_iter().filter_map(|(name, value)| value.map(|value| (name, value)));
     let dimensions = Dimensions::new(given).expect("good dimensions");
-    let told = set.matching(request.tenant, &dimensions, now_ms).map(|found| {
+    let matched = set.matching(request.tenant, &dimensions, now_ms).map(|found| {
         let (name, terms) = (found.rule.name.to_string(), found.terms);
         assert_eq!(*set.rules()[found.position].name, *name);
-        assert_eq!(found.rule.version, u64::from(found.rule.limit.amount()), "as the row had it");
+        assert_eq!(found.rule.version, u64::from(found.rule.limit.amount()), "the version of the row");
         let key = found.key.iter().map(|part| (*part).to_owned()).collect();
-        let (over, emergency) = (terms.override_name.map(str::to_owned), terms.emergency.map(str::to_owned));
+        let (over, emergency) =
+            (terms.override_name.map(str::to_owned), terms.emergency.map(|found| found.id.to_owned()));
         (name, key, terms.limit.amount(), terms.mode == Mode::Enforce, over, emergency)
     });
-    told.collect()
+    matched.collect()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn the_index_finds_what_a_scan_finds(
+    fn index_matches_a_scan(
         written in written(),
         requests in prop::collection::vec(request(), 12),
     ) {
         let set = compiled(&written, 0);
-        // Some of it ends on the way: whether it ended before the set was compiled or after makes no difference.
+        // Some of it ends on the way: whether it ended before the set was compiled or after makes
+        // no difference.
         for now_ms in [0, 2, 3, 9] {
             let later = compiled(&written, now_ms);
             for request in &requests {

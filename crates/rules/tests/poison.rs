@@ -55,7 +55,7 @@ fn rows_of_emergencies(count: usize, body: &str) -> RuleRows {
 }
 
 #[test]
-fn a_good_book_is_taken() {
+fn valid_rule_rows_compile() {
     let rows = vec![
         row(RowKind::Template, "pro", r#"{"limit":100,"period":"1h"}"#),
         rule("good", GOOD),
@@ -70,7 +70,7 @@ fn a_good_book_is_taken() {
 }
 
 #[test]
-fn a_body_that_cannot_be_read_is_told() {
+fn unreadable_body_is_reported() {
     let cases = [
         ("", "rules[\"bad\"]: EOF while parsing"),
         ("[]", "rules[\"bad\"]: a rule is a table, not a list"),
@@ -86,7 +86,7 @@ fn a_body_that_cannot_be_read_is_told() {
 }
 
 #[test]
-fn a_wrong_rule_is_told_by_name_and_field() {
+fn invalid_rule_is_reported_by_name_and_field() {
     let cases = [
         (r#""limit":-1"#, "duplicate key"),
         (r#""priority":1000001"#, "rules[\"bad\"].priority: 1000001 is outside -1000000 to 1000000"),
@@ -108,11 +108,11 @@ fn a_wrong_rule_is_told_by_name_and_field() {
     let empty = problems(vec![rule("bad", "{}")]);
     let missing = ["key", "limit", "period"].map(|field| format!("rules[\"bad\"].{field}: missing"));
     assert_eq!(empty, missing);
-    assert_eq!(problems(vec![rule("good", GOOD)]), ["rules: \"good\" is given twice"]);
+    assert_eq!(problems(vec![rule("good", GOOD)]), ["rules[\"good\"].name: given twice"]);
 }
 
 #[test]
-fn a_wrong_template_is_told_once_and_not_by_every_rule_of_it() {
+fn invalid_template_is_reported_once_and_not_per_rule() {
     let of_template = |body: &str| {
         let tier = r#"{"template":"pro","key":["user"],"limit":1,"period":"1s"}"#;
         problems(vec![row(RowKind::Template, "pro", body), rule("a", tier), rule("b", tier)])
@@ -130,14 +130,14 @@ fn a_wrong_template_is_told_once_and_not_by_every_rule_of_it() {
         assert!(found.len() == 1 && found[0].starts_with(problem), "{body}: {found:?}");
     }
     let twice = problems(vec![row(RowKind::Template, "pro", "{}"), row(RowKind::Template, "pro", "{}")]);
-    assert_eq!(twice, ["templates: \"pro\" is given twice"]);
+    assert_eq!(twice, ["templates[\"pro\"].name: given twice"]);
     let both = of_template(r#"{"algorithm":"sliding_window","burst":3}"#);
-    let told = "burst: a sliding window has none, its amount is all it ever holds";
-    assert_eq!(both, ["a", "b"].map(|name| format!("rules[{name:?}].{told}")));
+    let message = "burst: not allowed for a sliding window: its burst is its amount";
+    assert_eq!(both, ["a", "b"].map(|name| format!("rules[{name:?}].{message}")));
 }
 
 #[test]
-fn a_wrong_override_is_told_by_name_and_field() {
+fn invalid_override_is_reported_by_name_and_field() {
     let right = r#""rule":"good","key":["/a","alice"]"#;
     let cases = [
         (r#""rule":"gone","key":["a"],"limit":1"#.to_owned(), ".rule: there is none called \"gone\""),
@@ -180,13 +180,13 @@ fn a_wrong_override_is_told_by_name_and_field() {
     ];
     for (fields, problem) in cases {
         let found = of_override(&fields);
-        let told = found.len() == 1 && found[0].starts_with(&format!("overrides[\"bad\"]{problem}"));
-        assert!(told, "{fields}: {found:?}");
+        let is_found = found.len() == 1 && found[0].starts_with(&format!("overrides[\"bad\"]{problem}"));
+        assert!(is_found, "{fields}: {found:?}");
     }
 }
 
 #[test]
-fn an_override_of_a_rule_that_is_refused_is_not_told_as_well() {
+fn override_of_a_rejected_rule_is_not_reported() {
     let found = problems(vec![
         rule("bad", r#"{"key":["user"],"limit":-1,"period":"1m"}"#),
         over("of it", r#"{"rule":"bad","key":["alice"],"limit":1}"#),
@@ -195,7 +195,7 @@ fn an_override_of_a_rule_that_is_refused_is_not_told_as_well() {
 }
 
 #[test]
-fn overrides_that_cannot_stand_beside_each_other_are_told() {
+fn conflicting_overrides_are_reported() {
     let one = r#"{"rule":"good","key":["/a","alice"],"limit":1}"#;
     let wild = r#"{"rule":"good","key":["/a","a*"],"limit":1}"#;
     let for_tenant = r#"{"rule":"good","tenant":"acme","key":["/a","alice"],"limit":1}"#;
@@ -220,7 +220,7 @@ fn overrides_that_cannot_stand_beside_each_other_are_told() {
 }
 
 #[test]
-fn what_is_written_twice_and_has_ended_is_no_problem() {
+fn expired_duplicate_override_is_accepted() {
     let rows = vec![
         rule("good", GOOD),
         over("a", r#"{"rule":"good","key":["/a","alice"],"limit":1,"expires":5}"#),
@@ -247,9 +247,8 @@ fn there_is_a_most_of_wildcards() {
     let loose = most(wildcards(LOOSE_WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("*{at:03}*")));
     assert_eq!(
         loose,
-        [
-            "overrides[\"o9\"].key: more than 64 overrides of this rule neither begin nor end with anything but `*`"
-        ]
+        ["overrides[\"o9\"].key: more than 64 overrides of this rule neither begin nor end with anything \
+             but `*`"]
     );
     let rules = WILDCARDS_MAX / WILDCARDS_PER_RULE_MAX + 1;
     let all = most(wildcards(WILDCARDS_MAX + 1, rules, |at| format!("{at}-*")));
@@ -279,10 +278,9 @@ fn there_is_a_most_of_rows() {
         let rows = (0..=SCANNED_RULES_MAX).map(|at| rule(&at.to_string(), &body)).collect();
         refused(&RuleRows { rows, ..RuleRows::default() })
     };
-    let told =
-        "that have no value, beginning or end of a value in `when` to be found by is outside 0 to 10000";
-    assert_eq!(scanned(""), [format!("rules: 10001 for every tenant {told}")]);
-    assert_eq!(scanned(r#""tenant":"acme","#), [format!("rules: 10001 for tenant \"acme\" {told}")]);
+    let message = "without an exact value, prefix or suffix in `when` is outside 0 to 10000";
+    assert_eq!(scanned(""), [format!("rules: 10001 for every tenant {message}")]);
+    assert_eq!(scanned(r#""tenant":"acme","#), [format!("rules: 10001 for tenant \"acme\" {message}")]);
     let emergencies = refused(&rows_of_emergencies(EMERGENCIES_MAX + 1, "{}"));
     assert_eq!(emergencies, ["emergencies: 257 is outside 0 to 256"]);
 }
@@ -303,22 +301,23 @@ fn of_crowds(crowds: &[(usize, &str)]) -> Vec<String> {
 fn there_is_a_most_of_rules_that_one_request_looks_at() {
     const MOST: usize = LOOKED_AT_RULES_MAX;
     let everywhere = (MOST + 1, r#""when":{"path":"/*"}"#);
-    let told = |whose: &str, by: &str| {
-        let told = format!("for {whose} that one request may have to look at, {by}, is outside 0 to 10000");
-        vec![format!("rules: 10001 {told}")]
+    let message = |tenant: &str, by: &str| {
+        let message =
+            format!("for {tenant} that one request may have to examine, {by}, is outside 0 to 10000");
+        vec![format!("rules: 10001 {message}")]
     };
-    let found = |by: &str| told("every tenant", &format!("10001 of them by {by}"));
+    let found = |by: &str| message("every tenant", &format!("10001 of them by {by}"));
     assert_eq!(of_crowds(&[everywhere]), found(r#"`when.path` "/*""#));
     assert_eq!(of_crowds(&[(MOST + 1, r#""when":{"path":"*/x"}"#)]), found(r#"`when.path` "*/x""#));
     assert_eq!(of_crowds(&[(MOST + 1, r#""when":{"method":"GET"}"#)]), found(r#"`when.method` "GET""#));
     let of_tenant = (MOST + 1, r#""tenant":"acme","when":{"path":"/*"}"#);
-    assert_eq!(of_crowds(&[of_tenant]), told("tenant \"acme\"", "10001 of them by `when.path` \"/*\""));
+    assert_eq!(of_crowds(&[of_tenant]), message("tenant \"acme\"", "10001 of them by `when.path` \"/*\""));
     // A value with the longer prefix has the shorter one too.
     let nested = [(MOST / 2, r#""when":{"path":"/*"}"#), (MOST / 2 + 1, r#""when":{"path":"/v1/*"}"#)];
     assert_eq!(of_crowds(&nested), found(r#"`when.path` "/v1/*""#));
     let several = [(MOST / 2, r#""when":{"path":"/*"}"#), (MOST / 2 + 1, r#""when":{"method":"GET"}"#)];
     let by = r#"5001 of them by `when.method` "GET""#;
-    assert_eq!(of_crowds(&several), told("every tenant", by));
+    assert_eq!(of_crowds(&several), message("every tenant", by));
     // A request begins with one of them at most.
     let apart = [(MOST, r#""when":{"path":"/a/*"}"#), (MOST, r#""when":{"path":"/b/*"}"#)];
     assert_eq!(of_crowds(&apart), [""; 0]);
@@ -334,39 +333,45 @@ fn there_is_a_most_of_rules_that_are_for_everything() {
         RuleSet::compile(&rule_rows, None, 0).map_or_else(|problems| problems.0, |_| Vec::new())
     };
     let by_user = r#""key":["user"],"limit":4000000000"#;
-    let told = |whose: &str, key: &str| {
+    let message = |tenant: &str, key: &str| {
         vec![format!(
-            "rules: 129 for {whose} that are enforced for every request with the key [{key}] is outside 0 to 128, the \
-             most that one request may be under"
+            "rules: 129 enforced without `when` for {tenant} and the key [{key}] is outside 0 to 128, the \
+             maximum of one request"
         )]
     };
-    assert_eq!(all(of(129, by_user)), told("every tenant", r#""user""#));
+    assert_eq!(all(of(129, by_user)), message("every tenant", r#""user""#));
     assert_eq!(all(of(128, by_user)), [""; 0]);
     let shadow = format!(r#"{by_user},"mode":"shadow""#);
     assert_eq!(
         all(of(129, &shadow)),
-        [
-            "rules: 129 for every tenant that are in shadow mode for every request with the key [\"user\"] is outside 0 to 128, \
-             the most that one request asks in shadow mode"
-        ]
+        ["rules: 129 in shadow mode without `when` for every tenant and the key [\"user\"] is outside 0 \
+             to 128, the maximum of one request"]
     );
     assert_eq!(all(of(128, &shadow)), [""; 0]);
-    assert_eq!(all(of(129, &format!(r#"{shadow},"when":{{"path":"/*"}}"#))), [""; 0], "not for everything");
-    assert_eq!(all(of(129, &format!(r#"{by_user},"when":{{"path":"/*"}}"#))), [""; 0], "not for everything");
+    assert_eq!(
+        all(of(129, &format!(r#"{shadow},"when":{{"path":"/*"}}"#))),
+        [""; 0],
+        "a rule with `when` is not counted"
+    );
+    assert_eq!(
+        all(of(129, &format!(r#"{by_user},"when":{{"path":"/*"}}"#))),
+        [""; 0],
+        "a rule with `when` is not counted"
+    );
     let with = |more: &str| {
         let mut rows: Vec<RuleRow> = of(128, by_user);
         rows.push(rule("more", &format!(r#"{{{more},"limit":1,"period":"1s"}}"#)));
         all(rows)
     };
-    assert_eq!(with(r#""key":["user"],"mode":"shadow""#), [""; 0], "those are counted for themselves");
-    assert_eq!(with(r#""key":["team"]"#), [""; 0], "no request need have both");
-    assert_eq!(with(r#""key":["user","team"]"#), told("every tenant", r#""team", "user""#));
-    assert_eq!(with(r#""key":[]"#), told("every tenant", r#""user""#));
-    assert_eq!(with(r#""key":["user"],"tenant":"acme""#), told("tenant \"acme\"", r#""user""#));
+    assert_eq!(with(r#""key":["user"],"mode":"shadow""#), [""; 0], "shadow rules are counted separately");
+    assert_eq!(with(r#""key":["team"]"#), [""; 0], "a request may lack one of the keys");
+    assert_eq!(with(r#""key":["user","team"]"#), message("every tenant", r#""team", "user""#));
+    assert_eq!(with(r#""key":[]"#), message("every tenant", r#""user""#));
+    assert_eq!(with(r#""key":["user"],"tenant":"acme""#), message("tenant \"acme\"", r#""user""#));
 }
 
 #[test]
-fn a_wrong_emergency_is_told_by_id_and_field() {
+fn invalid_emergency_is_reported_by_id_and_field() {
     let cases = [
         ("", ".action: missing"),
         (r#""action":"panic""#, ".action: \"panic\" is none of \"block\", \"allow\", \"limit\""),
@@ -387,8 +392,8 @@ fn a_wrong_emergency_is_told_by_id_and_field() {
     ];
     for (fields, problem) in cases {
         let found = of_emergency(fields);
-        let told = found.len() == 1 && found[0].starts_with(&format!("emergencies[\"e0\"]{problem}"));
-        assert!(told, "{fields}: {found:?}");
+        let is_found = found.len() == 1 && found[0].starts_with(&format!("emergencies[\"e0\"]{problem}"));
+        assert!(is_found, "{fields}: {found:?}");
     }
     let block = r#"{"action":"block"}"#;
     let mut twice = rows_of_emergencies(2, block);
@@ -399,14 +404,14 @@ fn a_wrong_emergency_is_told_by_id_and_field() {
 }
 
 #[test]
-fn a_thousand_problems_are_told_in_a_hundred_lines() {
+fn problem_list_is_cut_to_its_maximum() {
     let found = problems((0..1_000).map(|at| rule(&at.to_string(), "{}")).collect());
     assert_eq!(found.len(), PROBLEMS_MAX + 1);
     assert_eq!(found.last().map(String::as_str), Some("and 2900 more"));
 }
 
 #[test]
-fn a_file_tells_rows_by_their_place() {
+fn file_problems_name_rows_by_index() {
     let text = r#"
         [[templates]]
         name = "pro"
@@ -432,10 +437,10 @@ fn a_file_tells_rows_by_their_place() {
     "#;
     let found = RuleSet::parse(text).expect_err("has problems").0;
     let expected = [
-        "templates[0].limit: -1 is outside 0 to 4294967295",
-        "overrides[1].key: 0 parts, but the key of rule \"a\" has 1",
+        "line 4: templates[0].limit: -1 is outside 0 to 4294967295",
+        "line 21: overrides[1].key: 0 parts, but the key of rule \"a\" has 1",
     ];
     assert_eq!(found, expected);
     let lists = RuleSet::parse("rules = []\noverrides = 3").expect_err("no list").0;
-    assert_eq!(lists, ["overrides: an integer is not a list of overrides"]);
+    assert_eq!(lists, ["line 2: overrides: an integer is not a list of overrides"]);
 }

@@ -235,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_client_writes_changes_nothing(
+        fn spoofed_forwarded_for_does_not_change_the_client_address(
             made_up in "[ -~]{0,60}",
             client in any::<IpAddr>(),
             proxies in prop::collection::vec(proxy(), 0..5),
@@ -251,7 +251,7 @@ mod tests {
         }
 
         #[test]
-        fn what_the_client_writes_changes_nothing_in_the_standard_field(
+        fn spoofed_forwarded_does_not_change_the_client_address(
             made_up in "[ -~]{0,60}",
             client in any::<IpAddr>(),
         ) {

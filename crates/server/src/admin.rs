@@ -2,6 +2,7 @@
 
 mod audit;
 mod bounds;
+mod consent;
 mod credentials;
 mod emergencies;
 mod log;
@@ -9,6 +10,7 @@ mod params;
 mod regions;
 mod routes;
 mod rules;
+pub(crate) mod status;
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::routes::{Access, AdminEndpoint, RouteMatch, find};
 use crate::auth::TenantIndex;
+use crate::config::RulesLocation;
 use crate::control::{Control, PlanError};
 use crate::http::{HttpRequest, HttpResponse, Problem, not_found, route_check, serve_with, text};
 use crate::worker::Context;
@@ -43,7 +46,7 @@ where
     serve_with(stream, peer, Context { stop, ..context }, route).await
 }
 
-async fn route(req: &HttpRequest<'_>) -> HttpResponse {
+pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {
     let (to, parts) = match find(&req.parts.method, req.parts.uri.path()) {
         RouteMatch::Nothing => return not_found(req),
         RouteMatch::OtherMethod(allowed) => return Problem::wrong_method(allowed).into(),
@@ -62,6 +65,7 @@ async fn route(req: &HttpRequest<'_>) -> HttpResponse {
         AdminEndpoint::Heavy => log::heavy(req).await,
         AdminEndpoint::Bounds => bounds::list(req),
         AdminEndpoint::Regions => regions::list(req),
+        AdminEndpoint::Status => Ok(status::answer(req)),
         AdminEndpoint::Rules => rules::list(req).await,
         AdminEndpoint::Rule => rules::get(req, part(0), part(1)).await,
         AdminEndpoint::Plan => rules::plan(req).await,
@@ -99,14 +103,16 @@ fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
     }
 }
 
-/// Serves readiness probes. They have no credentials, so the reply only states whether to send
-/// traffic.
+/// Answers a probe, which needs no credential: whether the server takes traffic, and why it does not
+/// work as configured. Without its origin a server is ready, because it still decides.
 fn ready(req: &HttpRequest<'_>) -> HttpResponse {
-    if req.shared.is_ready() {
-        text(StatusCode::OK, "text/plain", "ready\n")
+    let (status, word) = if req.shared.is_ready() {
+        (StatusCode::OK, "ready\n")
     } else {
-        text(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "draining\n")
-    }
+        (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
+    };
+    let reasons = status::degraded(req.shared).into_iter().map(|reason| reason + "\n");
+    text(status, "text/plain", [word.to_owned()].into_iter().chain(reasons).collect::<String>())
 }
 
 fn metrics(req: &HttpRequest<'_>) -> AdminResult {
@@ -121,9 +127,9 @@ fn metrics(req: &HttpRequest<'_>) -> AdminResult {
 fn control<'a>(req: &'a HttpRequest<'_>) -> Result<&'a Arc<Control>, Problem> {
     let file = "rules: this server reads its rules from a file, which is changed where it is; start it with `--rules \
                 sqlite:FILE` or `--rules postgres://...` for rules that are changed here";
-    let missing = || match &req.shared.rules_address {
-        None => Problem::new(StatusCode::CONFLICT, file),
-        Some(address) => {
+    let missing = || match &req.shared.rules_location {
+        None | Some(RulesLocation::File(_)) => Problem::new(StatusCode::CONFLICT, file),
+        Some(RulesLocation::Store(address)) => {
             let gone = format!("rules: {address} was not there since the server started; it is looked for");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, gone)
         }

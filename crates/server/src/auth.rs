@@ -1,6 +1,6 @@
 //! Authentication: a token determines the tenant and the role. Tokens are stored as hashes only.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -73,7 +73,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     /// Whether the caller is anonymous, because the server has no tokens.
-    pub(crate) fn is_anybody(&self) -> bool {
+    pub(crate) fn is_anonymous(&self) -> bool {
         self.token.is_none()
     }
 }
@@ -127,11 +127,8 @@ fn hex_digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// Number of hash digits in the name of a configured token, because configured names are not
-/// unique.
-const NAME_DIGITS: usize = 12;
-
-/// Prefix of the name of a configured token.
+/// Prefix of the name of a configured token. No credential of the store may have it, so none passes
+/// for a configured one.
 const CONFIGURED: &str = "token:";
 
 /// Prefix of the names under which a server acts by itself.
@@ -151,37 +148,34 @@ pub struct Credentials {
 struct TokenEntry {
     hash: TokenHash,
     principal: Principal,
-    /// The name in the store; `None` for a configured token.
-    name: Option<String>,
+    /// The name for the audit and other output for people.
+    name: String,
     /// When it ends, in milliseconds since the Unix epoch, if it does.
     expires_ms: Option<u64>,
 }
 
-impl TokenEntry {
-    /// Returns the name of the token for the audit and other output for people.
-    fn display_name(&self) -> String {
-        self.name.clone().unwrap_or_else(|| {
-            let digits = self.hash.to_string().replace("sha256:", "");
-            format!("{CONFIGURED}{}", digits.split_at(NAME_DIGITS).0)
-        })
-    }
-}
-
 impl Credentials {
-    /// Adds a token.
-    pub fn add(&mut self, hash: TokenHash, tenant: TenantIndex, role: Role) -> Result<(), &'static str> {
-        self.put(TokenEntry { hash, principal: Principal { tenant, role }, name: None, expires_ms: None })
+    /// Adds a configured token. Tokens of one name count as one person.
+    pub fn add(
+        &mut self,
+        hash: TokenHash,
+        name: &str,
+        tenant: TenantIndex,
+        role: Role,
+    ) -> Result<(), &'static str> {
+        let name = format!("{CONFIGURED}{name}");
+        self.put(TokenEntry { hash, principal: Principal { tenant, role }, name, expires_ms: None })
     }
 
-    /// Adds a token that has a name and may end.
-    pub(crate) fn add_named(
+    /// Adds a token of the store, which may expire.
+    pub(crate) fn add_stored(
         &mut self,
         hash: TokenHash,
         principal: Principal,
         name: &str,
         expires_ms: Option<u64>,
     ) -> Result<(), &'static str> {
-        self.put(TokenEntry { hash, principal, name: Some(name.to_owned()), expires_ms })
+        self.put(TokenEntry { hash, principal, name: name.to_owned(), expires_ms })
     }
 
     fn put(&mut self, new: TokenEntry) -> Result<(), &'static str> {
@@ -236,16 +230,22 @@ impl Credentials {
     pub(crate) fn actor(&self, caller: &Caller, now_ms: impl FnOnce() -> u64) -> Option<String> {
         let Some(token) = &caller.token else { return self.is_open().then(|| LOCAL_NAME.to_owned()) };
         let known = self.find(token).filter(|known| known.principal == caller.principal)?;
-        lasts(known.expires_ms, now_ms).then(|| known.display_name())
+        lasts(known.expires_ms, now_ms).then(|| known.name.clone())
     }
 
-    /// Whether the tenant has a credential other than the author's that may approve changes.
-    pub(crate) fn has_approver_beside(&self, author: &str, tenant: TenantIndex, now_ms: u64) -> bool {
+    /// Whether the tenant has a credential that may approve changes, of another name than these: the
+    /// author, and those that the store does not accept as approvers of the author.
+    pub(crate) fn has_approver_beside(
+        &self,
+        names: &HashSet<String>,
+        tenant: TenantIndex,
+        now_ms: u64,
+    ) -> bool {
         let may = |known: &TokenEntry| {
             let Principal { tenant: of, role } = known.principal;
             of == tenant && role >= Role::Approver && lasts(known.expires_ms, || now_ms)
         };
-        self.known.values().flatten().any(|known| may(known) && known.display_name() != author)
+        self.known.values().flatten().any(|known| may(known) && !names.contains(&known.name))
     }
 
     /// The principal of an `Authorization` value: `Bearer` and the token.
@@ -295,8 +295,8 @@ mod tests {
         let token = new_token().expect("random bytes");
         let hash: TokenHash =
             TokenHash::of(token.as_bytes()).to_string().parse().expect("reads what it writes");
-        credentials.add(hash, 3, Role::Viewer).expect("new");
-        assert_eq!(credentials.add(hash, 4, Role::Admin), Err("given twice"));
+        credentials.add(hash, "a", 3, Role::Viewer).expect("new");
+        assert_eq!(credentials.add(hash, "b", 4, Role::Admin), Err("given twice"));
 
         let header = format!("bearer {token}");
         let viewer = Principal { tenant: 3, role: Role::Viewer };
@@ -306,40 +306,44 @@ mod tests {
         }
     }
 
+    fn names(names: &[&str]) -> HashSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
     #[test]
     fn a_token_may_end() {
         let mut credentials = Credentials::default();
         let viewer = Principal { tenant: 0, role: Role::Viewer };
-        credentials.add_named(TokenHash::of(b"a"), viewer, "ada", Some(10)).expect("new");
+        credentials.add_stored(TokenHash::of(b"a"), viewer, "ada", Some(10)).expect("new");
         assert_eq!(credentials.principal(Some(b"a"), || 9), Some(viewer));
         assert_eq!(credentials.principal(Some(b"a"), || 10), None);
         assert!(!credentials.is_open(), "it is not as if there never was one");
     }
 
     #[test]
-    fn whoever_acts_has_a_name_that_nobody_else_can_take() {
+    fn actor_name_is_reserved_for_its_credential() {
         let mut credentials = Credentials::default();
         let actor = |credentials: &Credentials, value: &[u8]| {
             let caller = credentials.caller_of(Some(value), || 0).expect("known");
             credentials.actor(&caller, || 0)
         };
         assert_eq!(actor(&credentials, b"Bearer b").as_deref(), Some("local"));
-        credentials.add(TokenHash::of(b"b"), 0, Role::Admin).expect("new");
+        credentials.add(TokenHash::of(b"b"), "bob", 0, Role::Admin).expect("new");
         let viewer = Principal { tenant: 0, role: Role::Viewer };
-        credentials.add_named(TokenHash::of(b"a"), viewer, "ada", None).expect("new");
+        credentials.add_stored(TokenHash::of(b"a"), viewer, "ada", None).expect("new");
         assert_eq!(actor(&credentials, b"Bearer a").as_deref(), Some("ada"));
-        assert_eq!(actor(&credentials, b"Bearer b").as_deref(), Some("token:3e23e8160039"));
-        let taken = ["local", "token:3e23e8160039", "tidegate: automatic"];
+        assert_eq!(actor(&credentials, b"Bearer b").as_deref(), Some("token:bob"));
+        let taken = ["local", "token:bob", "tidegate: automatic"];
         assert!(taken.iter().all(|name| !is_free_name(name)) && is_free_name("ada"));
     }
 
     #[test]
-    fn whoever_is_no_longer_who_was_let_in_has_no_name_to_act_by() {
+    fn changed_or_ended_credential_has_no_actor_name() {
         let of = |role, expires_ms| {
             let mut credentials = Credentials::default();
-            credentials.add(TokenHash::of(b"b"), 0, Role::Admin).expect("new");
+            credentials.add(TokenHash::of(b"b"), "bob", 0, Role::Admin).expect("new");
             let principal = Principal { tenant: 0, role };
-            credentials.add_named(TokenHash::of(b"a"), principal, "ada", expires_ms).expect("new");
+            credentials.add_stored(TokenHash::of(b"a"), principal, "ada", expires_ms).expect("new");
             credentials
         };
         let caller = of(Role::Approver, None).caller_of(Some(b"Bearer a"), || 0).expect("known");
@@ -347,29 +351,34 @@ mod tests {
         assert_eq!(of(Role::Approver, Some(10)).actor(&caller, || 10), None, "ended");
         assert_eq!(of(Role::Viewer, None).actor(&caller, || 0), None, "in another role");
         let mut revoked = Credentials::default();
-        revoked.add(TokenHash::of(b"b"), 0, Role::Admin).expect("new");
+        revoked.add(TokenHash::of(b"b"), "bob", 0, Role::Admin).expect("new");
         assert_eq!(revoked.actor(&caller, || 0), None, "revoked, and not `local`");
     }
 
     #[test]
-    fn nobody_is_the_approver_of_their_own() {
+    fn author_is_not_their_own_approver() {
         let of = |tenant, role, name: &str| {
             let mut credentials = Credentials::default();
-            credentials.add_named(
+            credentials.add_stored(
                 TokenHash::of(b"a"),
                 Principal { tenant: 0, role: Role::Admin },
                 "ada",
                 None,
             )?;
-            credentials.add_named(TokenHash::of(b"b"), Principal { tenant, role }, name, Some(10))?;
-            Ok::<_, &str>([9, 10].map(|now_ms| credentials.has_approver_beside("ada", 0, now_ms)))
+            credentials.add_stored(TokenHash::of(b"b"), Principal { tenant, role }, name, Some(10))?;
+            Ok::<_, &str>([9, 10].map(|now_ms| credentials.has_approver_beside(&names(&["ada"]), 0, now_ms)))
         };
         assert_eq!(of(0, Role::Approver, "bob"), Ok([true, false]), "until it ends");
         assert_eq!(of(0, Role::Admin, "bob"), Ok([true, false]));
         assert_eq!(of(0, Role::Operator, "bob"), Ok([false; 2]));
         assert_eq!(of(1, Role::Admin, "bob"), Ok([false; 2]), "a tenant's");
         assert_eq!(of(0, Role::Admin, "ada"), Ok([false; 2]), "another token of hers");
-        assert!(!Credentials::default().has_approver_beside("local", 0, 0));
+        assert!(!Credentials::default().has_approver_beside(&names(&["local"]), 0, 0));
+        let mut credentials = Credentials::default();
+        let approver = Principal { tenant: 0, role: Role::Approver };
+        credentials.add_stored(TokenHash::of(b"b"), approver, "bob", None).expect("new");
+        assert!(credentials.has_approver_beside(&names(&["ada"]), 0, 0));
+        assert!(!credentials.has_approver_beside(&names(&["ada", "bob"]), 0, 0), "ada made it");
     }
 
     #[test]

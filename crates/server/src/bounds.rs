@@ -150,7 +150,7 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "lag_ms",
-        about: "Lag between regions: a round of the replicator and the way",
+        about: "Replication lag: a round of the replicator and the network delay",
         least: 0,
         most: TIME_MS_MAX,
         get: |of| (of.fleet.replication_interval_us + of.fleet.transit_us).div_ceil(US_PER_MS),
@@ -161,7 +161,7 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "grant_life_ms",
-        about: "The longest that a grant lasts; less than what a busy server may ask for is a promise of yours",
+        about: "Longest life of a grant; a value below the requests of a busy server is your own promise",
         least: 0,
         most: tidegate_core::origin::CROSS_REGION_LIFE_US_MAX / US_PER_MS,
         get: |of| of.fleet.grant_life_us.div_ceil(US_PER_MS),
@@ -169,7 +169,7 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "peer_timeout_ms",
-        about: "How long a region may be silent before the others spend from their parts only",
+        about: "Peer timeout: the last-heard age at which regions spend only their regional shares",
         least: 0,
         most: TIME_MS_MAX,
         get: |of| of.fleet.peer_timeout_us.div_ceil(US_PER_MS),
@@ -177,7 +177,7 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "threshold_ppm",
-        about: "How much a region keeps to itself of a key, in millionths of the burst",
+        about: "Unpublished usage of a key in a region, in millionths of the burst",
         least: 0,
         most: 1_000_000,
         get: |of| of.fleet.threshold_ppm.into(),
@@ -185,7 +185,7 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "lapses",
-        about: "Processes that die, or are not heard of in time, while they hold a grant of the key",
+        about: "Nodes that die, or report too late, with a grant of the key",
         least: 0,
         most: COUNT_MAX,
         get: |of| of.faults.lapses.into(),
@@ -193,7 +193,7 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "failovers",
-        about: "Times that an origin comes back without its last writes; without an origin, restarts",
+        about: "Losses of an origin's last writes; without an origin, restarts",
         least: 0,
         most: COUNT_MAX,
         get: |of| of.faults.failovers.into(),
@@ -201,7 +201,7 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "outages",
-        about: "Times that an origin does not answer",
+        about: "Outages of an origin",
         least: 0,
         most: COUNT_MAX,
         get: |of| of.faults.outages.into(),
@@ -209,7 +209,7 @@ pub const PARAMETERS: [Parameter; 11] = [
     },
     Parameter {
         name: "outage_ms",
-        about: "For how long an origin that does not answer a process answers others meanwhile",
+        about: "Length of an outage during which the origin replies to some nodes and not to others",
         least: 0,
         most: TIME_MS_MAX,
         get: |of| of.faults.outage_us.div_ceil(US_PER_MS),
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parameter_is_what_it_was_set_to() {
+    fn parameter_returns_the_value_set() {
         for parameter in PARAMETERS {
             let mut situation = Situation::new(Fleet::of(1));
             for value in [parameter.least, parameter.most] {

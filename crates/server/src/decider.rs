@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::region::{self, Region, RegionCheck, RegionPolicy};
+use tidegate::region::{self, MissingReply, Region, RegionCheck, RegionPolicy};
 use tidegate::{
     Check, Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter, Outcome, TooManyLimits, UnknownName,
 };
@@ -22,6 +22,8 @@ pub(crate) struct Decider {
 pub(crate) struct SourcedDecision<'g> {
     pub(crate) decision: Decision<'g>,
     pub(crate) source: DecisionSource,
+    /// The reply that the decision had to do without.
+    pub(crate) missing_reply: Option<MissingReply>,
 }
 
 impl Decider {
@@ -64,7 +66,7 @@ impl Decider {
             let outcome = self.limiter.check(question.ask());
             return Ok((outcome, DecisionSource::from(outcome.source())));
         }
-        let SourcedDecision { decision, source } = self.check_all(&[question]).await?;
+        let SourcedDecision { decision, source, .. } = self.check_all(&[question]).await?;
         let [outcome] = decision.outcomes() else { unreachable!("one question has one outcome") };
         Ok((*outcome, source))
     }
@@ -80,7 +82,7 @@ impl Decider {
             self.limiter.check_all(&asks.collect::<Vec<_>>())?
         };
         let source = DecisionSource::of_all(decision.outcomes());
-        Ok(SourcedDecision { decision, source })
+        Ok(SourcedDecision { decision, source, missing_reply: None })
     }
 
     /// Returns the source of an outcome that memory gave.
@@ -108,7 +110,8 @@ impl Decider {
 
 impl<'g> From<region::RegionDecision<'g>> for SourcedDecision<'g> {
     fn from(region_decision: region::RegionDecision<'g>) -> Self {
-        Self { decision: region_decision.decision, source: region_decision.source.into() }
+        let region::RegionDecision { decision, source, missing_reply } = region_decision;
+        Self { decision, source: source.into(), missing_reply }
     }
 }
 

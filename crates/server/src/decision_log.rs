@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::auth::TenantIndex;
 use crate::config::LogConfig;
 use crate::metrics::{self, DecisionSource, Outcome, Surface};
+use crate::reason::DecisionReason;
 use crate::shared::Shared;
 
 /// Questions that are looked up at the same time. Higher: more people at once; more of the machine that is not there for
@@ -23,6 +24,9 @@ const QUESTIONS_MAX: usize = 2;
 /// Concurrent replays. Each holds some tens of megabytes of state. A replay waits for the previous
 /// one, but not for queries.
 const REPLAYS_MAX: usize = 1;
+
+/// Similar keys that an answer without records names at most.
+const SIMILAR_MAX: usize = 5;
 
 /// The permit to replay.
 #[derive(Debug)]
@@ -57,6 +61,9 @@ pub(crate) struct RecordDraft<'n> {
     /// The outcome of the limit that decided; `None` if no limit was checked.
     pub(crate) limit_outcome: Option<LimitOutcome<'n>>,
     pub(crate) source: DecisionSource,
+    pub(crate) reason: DecisionReason,
+    /// When the emergency in force ends, in milliseconds since the Unix epoch.
+    pub(crate) until_ms: Option<u64>,
     pub(crate) rule_version: u64,
     pub(crate) set_version: &'n str,
     pub(crate) replaced_by: &'n str,
@@ -77,7 +84,7 @@ impl DecisionLog {
             retention: config.retention,
             bytes_max: config.bytes_max,
             region: owner.region,
-            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            node: shared.node.clone(),
             seed: limiter.wall_us(),
             otlp: config.otlp.clone(),
         };
@@ -116,7 +123,7 @@ impl DecisionLog {
     }
 
     /// Returns the decisions on a key.
-    pub(crate) async fn why(&self, question: WhyRequest) -> Result<Vec<DecisionRecord>, LogQueryError> {
+    pub(crate) async fn why(&self, question: WhyRequest) -> Result<WhyAnswer, LogQueryError> {
         let permit = Arc::clone(&self.questions).try_acquire_owned().map_err(|_| LogQueryError::Busy)?;
         let found = self.look_up(permit, async move |folder: &Path| question.look_up(folder).await);
         found.await.map_err(LogQueryError::Log)
@@ -213,14 +220,23 @@ pub(crate) struct WhyRequest {
     pub(crate) records: usize,
 }
 
+/// The log's answer to a query.
+#[derive(Debug)]
+pub(crate) struct WhyAnswer {
+    pub(crate) records: Vec<DecisionRecord>,
+    /// Keys that contain the key of the query; empty if there are records.
+    pub(crate) similar: Vec<String>,
+}
+
 impl WhyRequest {
-    async fn look_up(&self, folder: &Path) -> Result<Vec<DecisionRecord>, LogError> {
+    async fn look_up(&self, folder: &Path) -> Result<WhyAnswer, LogError> {
         let Self { tenant, key, at_ms, window_ms, records } = self;
         let mut archive = Archive::open(folder).await?;
         let why = WhyQuery { tenant, key, at_ms: *at_ms, window_ms: *window_ms, records: *records };
-        let found = archive.why(&why).await?;
+        let records = archive.why(&why).await?;
+        let similar = if records.is_empty() { archive.similar(&why, SIMILAR_MAX).await? } else { Vec::new() };
         archive.close().await?;
-        Ok(found)
+        Ok(WhyAnswer { records, similar })
     }
 }
 
@@ -260,6 +276,8 @@ impl Shared {
             remaining: draft.limit_outcome.as_ref().map_or(0, LimitOutcome::remaining),
             retry_ms: draft.limit_outcome.as_ref().and_then(retry_us).map(|us| us.div_ceil(1_000)),
             source: draft.source.as_str(),
+            reason: draft.reason.as_str(),
+            until_ms: draft.until_ms,
         };
         recorder.write(metrics::this_worker(), &entry, dimensions);
     }
@@ -321,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looks_something_up_keeps_nobody_from_replaying() {
+    fn lookups_do_not_block_replays() {
         let folder = tempfile::tempdir().expect("a folder");
         let decision_log = decision_log(folder.path());
         let runtime = Builder::new_current_thread().build().expect("a runtime");

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::BufWriter;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use tidegate::{Clock, SystemClock};
@@ -43,7 +44,9 @@ impl LogExport<'_> {
         })?;
         let part = beside(out);
         let failed = |problem: String| LogExportError::Failed(format!("out: {}: {problem}", part.display()));
-        let file = File::create(&part).map_err(|error| failed(error.to_string()))?;
+        // The export holds keys and addresses, so only its owner may read it.
+        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&part);
+        let file = file.map_err(|error| failed(error.to_string()))?;
         let written = export(&folder, self.tenant, (from_ms, to_ms), &file).and_then(|count| {
             file.sync_all()
                 .and_then(|()| std::fs::rename(&part, out))

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_book_is_refused_or_matched() {
+    fn rule_rows_are_refused_or_matched() {
         rule_rows(b"rr {\"key\":[\"user\"],\"limit\":1,\"period\":\"1s\"}\noo {\"rule\":\"r\",\"key\":[\"a\"],\"limit\":2,\"expires\":9}");
         rule_rows(b"rr {}\noo [\nee {\"action\":\"block\"}");
     }

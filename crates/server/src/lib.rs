@@ -26,9 +26,12 @@ mod load;
 mod metrics;
 mod open_files;
 mod origin;
+mod origin_monitor;
 mod overrides;
 mod pieces;
 mod prepare;
+mod rates;
+mod reason;
 mod reload;
 mod resp;
 mod rules;
@@ -67,7 +70,7 @@ use crate::control::StoreFollower;
 use crate::listen::{ListenerTask, Workers};
 use crate::open_files::{ADMIN_CONNECTIONS_MAX, OpenFiles};
 use crate::reload::WatchedFile;
-use crate::shared::Shared;
+use crate::shared::{ListenerAddress, Shared};
 use crate::worker::Context;
 
 /// Timeout for requests to the admin listener after all other listeners have drained. Longer:
@@ -107,6 +110,7 @@ impl Server {
         let sockets = open(&config)?;
         let peer_address = shared.decider.region.as_ref().map_or(Ok(None), Region::start_replication);
         let peer_address = peer_address.map_err(|error| StartError::Ports(error.problems))?;
+        shared.listens_on(listener_addresses(&config, &sockets, peer_address));
         let serving = sockets.iter().filter(|(listener, _)| *listener != Listener::Admin).count();
         config.connections_max = OpenFiles::new(serving, config.connections_max, config.workers).make_room();
         let context = Context {
@@ -143,12 +147,17 @@ impl Server {
         let (senders, threads) = start_workers(config.workers, &context)?;
         let (mut serving, mut admin) = serve(sockets, &Workers::new(senders), &config, &context);
         serving.spawn(reload::watch(watched, Arc::clone(&shared), context.stop.clone()));
+        serving.spawn(rates::watch(Arc::clone(&shared), context.stop.clone()));
         if let Some(following) = following {
             serving.spawn(following.run(context.stop.clone()));
         }
         let watching = shared.decider.region.clone().map(|region| {
             let fleet = Arc::clone(&shared);
-            tokio::spawn(async move { tokio::join!(origin::watch(region), origin::watch_fleet(fleet)) })
+            let watched = Arc::clone(&shared);
+            tokio::spawn(async move {
+                let monitor = origin_monitor::watch(watched);
+                tokio::join!(monitor, origin::watch_refusals(region), origin::watch_fleet(fleet))
+            })
         });
         stopped.await;
         shared.stop();
@@ -182,7 +191,7 @@ async fn leave(region: &Region, time_max: Duration) {
     // time.
     let time_max = time_max.max(LEAVE_TIMEOUT);
     if tokio::time::timeout(time_max, region.leave()).await.is_err() {
-        tracing::warn!("the origin was not told of all that was spent since it last answered");
+        tracing::warn!("stopped before all usage was reported to the origin");
     }
 }
 
@@ -242,6 +251,21 @@ fn start_workers(count: usize, context: &Context) -> Result<(Senders, Threads), 
         started.1.push(thread);
     }
     Ok(started)
+}
+
+/// Returns the names and addresses of the open ports.
+fn listener_addresses(
+    config: &Config,
+    sockets: &[(Listener, TcpListener)],
+    peer: Option<SocketAddr>,
+) -> Vec<ListenerAddress> {
+    let tls = config.tls.is_some();
+    let of = |(listener, socket): &(Listener, TcpListener)| {
+        Some(ListenerAddress { name: listener.as_str(), address: socket.local_addr().ok()?, tls })
+    };
+    let certificates = config.region.among.as_ref().is_some_and(|among| among.certificates.is_some());
+    let peer = peer.map(|address| ListenerAddress { name: "peer", address, tls: certificates });
+    sockets.iter().filter_map(of).chain(peer).collect()
 }
 
 /// Opens every port, or lists all that cannot be opened.

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_is_told_once_a_second_with_how_often() {
+    fn accept_errors_are_logged_once_a_second_with_a_count() {
         let start = now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut trouble = AcceptErrors::default();

@@ -19,6 +19,9 @@ use tidegate::{DecidingMeter, Limiter, ShareStats};
 use tidegate_record::{Deliveries, Delivery, RecordKind, Recorder};
 use tidegate_rules::Class;
 
+use crate::origin_monitor::OriginMonitor;
+use crate::rates::DecisionTotals;
+
 /// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher: more series.
 const TENANT_SERIES_MAX: usize = 100;
 const OTHER_TENANTS: &str = "_other";
@@ -291,6 +294,29 @@ impl Metrics {
         }
     }
 
+    /// Adds up the decisions of all workers. In a region, `local` is a decision of the fallback.
+    pub(crate) fn totals(&self, has_origin: bool) -> DecisionTotals {
+        let mut totals = DecisionTotals::default();
+        let all = self.workers.iter().flat_map(|tally| tally.decisions.as_flattened().as_flattened());
+        for (at, sources) in all.enumerate() {
+            let is_denied = at % OUTCOMES == Outcome::Denied as usize;
+            for (source, count) in DecisionSource::ALL.iter().zip(sources) {
+                let count = count.load(Ordering::Relaxed);
+                totals.all += count;
+                totals.denied += if is_denied { count } else { 0 };
+                match source {
+                    DecisionSource::Local if !has_origin => {}
+                    DecisionSource::Local | DecisionSource::Open | DecisionSource::Closed => {
+                        totals.without_origin += count;
+                    }
+                    DecisionSource::Shed => totals.shed += count,
+                    _ => {}
+                }
+            }
+        }
+        totals
+    }
+
     #[inline]
     fn here(&self) -> &Tally {
         let at = WORKER.get();
@@ -332,6 +358,7 @@ pub(crate) struct Scrape {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) region: Option<Region>,
+    pub(crate) origin: Option<Arc<OriginMonitor>>,
     pub(crate) tenants: Vec<String>,
 }
 
@@ -362,7 +389,8 @@ impl Collector for Scrape {
             encode_deliveries(deliveries, &mut encoder)?;
         }
         if let Some(region) = &self.region {
-            encode_region(region, &mut encoder)?;
+            let is_down = self.origin.as_ref().is_some_and(|origin| origin.is_down());
+            encode_region(region, is_down, &mut encoder)?;
         }
         if let Some(status) = self.region.as_ref().and_then(Region::replication_status) {
             encode_replication(&status, &mut encoder)?;
@@ -373,8 +401,12 @@ impl Collector for Scrape {
 
 impl Scrape {
     fn encode_decisions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let mut family =
-            encoder.encode_descriptor("decisions", "Questions answered", None, MetricType::Counter)?;
+        let mut family = encoder.encode_descriptor(
+            "decisions",
+            "Decisions, by surface, verdict and decision source",
+            None,
+            MetricType::Counter,
+        )?;
         for &surface in Surface::ALL {
             for class in Class::ALL {
                 for &outcome in Outcome::ALL {
@@ -401,7 +433,7 @@ impl Scrape {
     }
 
     fn encode_latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let about = "From when a question was read to when its answer was written down";
+        let about = "Time from reading a request to writing its answer";
         let mut family =
             encoder.encode_descriptor("latency", about, Some(&Unit::Seconds), MetricType::Histogram)?;
         for &surface in Surface::ALL {
@@ -423,26 +455,27 @@ impl Scrape {
     }
 
     fn encode_connections(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let mut open = encoder.encode_descriptor("connections", "Open now", None, MetricType::Gauge)?;
+        let mut open =
+            encoder.encode_descriptor("connections", "Open connections", None, MetricType::Gauge)?;
         for &listener in Listener::ALL {
             let count = self.metrics.connections[listener as usize].load(Ordering::Relaxed);
             ConstGauge::new(count).encode(open.encode_family(&[("listener", listener.as_str())])?)?;
         }
-        let about = "Closed at once, because there were too many";
+        let about = "Connections closed at once because `connections_max` was reached";
         let mut refused =
             encoder.encode_descriptor("connections_refused", about, None, MetricType::Counter)?;
         for &listener in Listener::ALL {
             let count = self.metrics.refused[listener as usize].load(Ordering::Relaxed);
             ConstCounter::new(count).encode(refused.encode_family(&[("listener", listener.as_str())])?)?;
         }
-        let about = "Closed because the client was too slow or silent too long";
+        let about = "Connections closed after `request_timeout` or `idle_timeout`";
         let timed_out =
             encoder.encode_descriptor("connections_timed_out", about, None, MetricType::Counter)?;
         ConstCounter::new(self.metrics.timed_out.load(Ordering::Relaxed)).encode(timed_out)
     }
 
     fn encode_reloads(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let about = "Files read again because they changed";
+        let about = "Reloads of changed files, by result";
         let mut family = encoder.encode_descriptor("reloads", about, None, MetricType::Counter)?;
         for &what in ReloadedFile::ALL {
             for (result, at) in [("refused", 0), ("loaded", 1)] {
@@ -522,6 +555,11 @@ impl ControlMetrics {
         self.is_up.store(is_up, Ordering::Relaxed);
     }
 
+    /// Whether the rule store replied last.
+    pub(crate) fn is_store_up(&self) -> bool {
+        self.is_up.load(Ordering::Relaxed)
+    }
+
     /// Sets the revisions in force.
     pub(crate) fn in_force(&self, revision: u64, emergency_revision: u64) {
         self.revision.store(revision, Ordering::Relaxed);
@@ -560,20 +598,24 @@ impl ControlMetrics {
                 "Whether the store of rules answers",
                 i64::from(self.is_up.load(Ordering::Relaxed)),
             ),
-            ("rules_revision", "Of the rules in force", revision(&self.revision)),
-            ("rules_emergency_revision", "Of the emergencies in force", revision(&self.emergency_revision)),
+            ("rules_revision", "Revision of the rules in force", revision(&self.revision)),
+            (
+                "rules_emergency_revision",
+                "Revision of the emergencies in force",
+                revision(&self.emergency_revision),
+            ),
         ];
         for (name, about, value) in gauges {
             let gauge = encoder.encode_descriptor(name, about, None, MetricType::Gauge)?;
             ConstGauge::new(value).encode(gauge)?;
         }
-        let about = "Tries to take over what the store of rules holds";
+        let about = "Loads of the rule store, by result";
         let mut reloads = encoder.encode_descriptor("rules_reloads", about, None, MetricType::Counter)?;
         for &outcome in StoreLoad::ALL {
             let count = self.outcomes[outcome as usize].load(Ordering::Relaxed);
             ConstCounter::new(count).encode(reloads.encode_family(&[("outcome", outcome.as_str())])?)?;
         }
-        let about = "Changes that this server rolled back because denials jumped, or could not";
+        let about = "Automatic rollbacks of this server after a jump of denials, by result";
         let mut rolled = encoder.encode_descriptor("rules_rollbacks", about, None, MetricType::Counter)?;
         for (outcome, count) in [("done", &self.rolled_back), ("refused", &self.not_rolled_back)] {
             let count = ConstCounter::new(count.load(Ordering::Relaxed));
@@ -583,7 +625,7 @@ impl ControlMetrics {
     }
 
     fn encode_lag(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let about = "From when a change was made to when it was in force here";
+        let about = "Time from a change of the rules until it is in force on this server";
         let mut lag =
             encoder.encode_descriptor("rules_lag", about, Some(&Unit::Seconds), MetricType::Histogram)?;
         let ends = LAG_BUCKETS_MS.iter().map(|ms| seconds(ms * 1_000)).chain([f64::INFINITY]);
@@ -598,12 +640,12 @@ impl ControlMetrics {
 /// Encodes the counts of the decision log.
 fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let counts = recorder.counts();
-    let about = "Decisions written to the log";
+    let about = "Decision records written to the log";
     let mut written = encoder.encode_descriptor("log_records", about, None, MetricType::Counter)?;
     for kind in RecordKind::ALL {
         ConstCounter::new(counts.written(kind)).encode(written.encode_family(&[("kind", kind.as_str())])?)?;
     }
-    let about = "Decisions that belong into the log and are lost";
+    let about = "Decision records lost before the log, by cause";
     let mut dropped = encoder.encode_descriptor("log_dropped", about, None, MetricType::Counter)?;
     for kind in RecordKind::ALL {
         ConstCounter::new(counts.dropped(kind)).encode(dropped.encode_family(&[("kind", kind.as_str())])?)?;
@@ -614,7 +656,7 @@ fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::
 /// Encodes the counts of records for a collector.
 fn encode_deliveries(deliveries: &Deliveries, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let Delivery { sent, dropped } = deliveries.until_now();
-    let about = "Logged decisions that a collector has, or that are lost on the way to it";
+    let about = "Decision records for the OTLP collector, by result";
     let mut records = encoder.encode_descriptor("log_otlp_records", about, None, MetricType::Counter)?;
     for (outcome, count) in [("sent", sent), ("dropped", dropped)] {
         ConstCounter::new(count).encode(records.encode_family(&[("outcome", outcome)])?)?;
@@ -623,11 +665,11 @@ fn encode_deliveries(deliveries: &Deliveries, encoder: &mut DescriptorEncoder<'_
 }
 
 /// Encodes the calls of a node to its origin, and the state of the origin.
-fn encode_region(region: &Region, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let about = "Whether the origin answers";
+fn encode_region(region: &Region, is_down: bool, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let about = "Whether the origin replies";
     let answers = encoder.encode_descriptor("origin_up", about, None, MetricType::Gauge)?;
-    ConstGauge::new(i64::from(*region.origin_up().borrow())).encode(answers)?;
-    let about = "How far the origin's clock is ahead of this one";
+    ConstGauge::new(i64::from(*region.origin_up().borrow() && !is_down)).encode(answers)?;
+    let about = "Offset of the origin's clock to the clock of this node";
     let skew =
         encoder.encode_descriptor("origin_clock_skew", about, Some(&Unit::Seconds), MetricType::Gauge)?;
     ConstGauge::new(signed_seconds(region.skew_us())).encode(skew)?;
@@ -650,12 +692,12 @@ fn encode_replication(status: &ReplicationStatus, encoder: &mut DescriptorEncode
         ConstCounter::new(of(status)).encode(counter)?;
     }
     if status.is_replicator {
-        let about = "Whether global limits count on the whole, and not on this region's part";
+        let about = "Whether the region is connected: cross-region limits count all regions together";
         let whole = encoder.encode_descriptor("region_connected", about, None, MetricType::Gauge)?;
         ConstGauge::new(i64::from(status.is_connected)).encode(whole)?;
         encode_ages(status, encoder)?;
     }
-    let about = "Whether it was told of other regions, weights or silences than this one";
+    let about = "Whether the peer has another region list, weights or `peer_timeout` than this node";
     let mut disagrees = encoder.encode_descriptor("peer_settings_differ", about, None, MetricType::Gauge)?;
     for peer in &status.peers {
         let labels = [("peer", peer.region.as_str())];
@@ -687,37 +729,39 @@ fn encode_ages(status: &ReplicationStatus, encoder: &mut DescriptorEncoder<'_>) 
 type ReplicationCounter = (&'static str, &'static str, fn(&ReplicationStatus) -> u64);
 
 const REPLICATION_COUNTERS: [ReplicationCounter; 4] = [
-    ("replication_rounds", "Rounds of the replicator, while this server was it", |status| status.rounds),
-    ("replication_unknown_connections", "Connections turned away that were no peer's", |status| {
-        status.strangers
-    }),
-    ("replication_origin_failures", "Calls of the replicator that the origin did not answer", |status| {
+    ("replication_rounds", "Replication rounds of this node", |status| status.rounds),
+    (
+        "replication_unknown_connections",
+        "Connections refused because they came from no known peer",
+        |status| status.strangers,
+    ),
+    ("replication_origin_failures", "Calls of the replicator without a reply of the origin", |status| {
         status.origin_failures
     }),
-    ("replication_oversized", "Keys too long to be told to other regions", |status| status.oversized),
+    ("replication_oversized", "Components too large to replicate", |status| status.oversized),
 ];
 
 type PeerAge = (&'static str, &'static str, fn(&PeerStatus) -> Option<u64>);
 
 const PEER_AGES: [PeerAge; 2] = [
-    ("peer_lag", "What a change here takes to be known there", |peer| peer.lag_us),
-    ("peer_last_heard_age", "For how long nothing was heard of it", |peer| peer.last_heard_age_us),
+    ("peer_lag", "Replication lag: time until the peer has merged a change", |peer| peer.lag_us),
+    ("peer_last_heard_age", "Last-heard age of the peer", |peer| peer.last_heard_age_us),
 ];
 
 type PeerCounter = (&'static str, &'static str, fn(&PeerCounts) -> u64);
 
 const PEER_COUNTERS: [PeerCounter; 9] = [
-    ("peer_sent_bytes", "Said to it", |counts| counts.bytes_sent),
-    ("peer_received_bytes", "Heard from it", |counts| counts.bytes_received),
-    ("peer_batches_sent", "Batches that it merged", |counts| counts.batches_sent),
-    ("peer_batches_received", "Batches of it that were merged", |counts| counts.batches_received),
-    ("peer_components_sent", "Keys told to it", |counts| counts.components_sent),
-    ("peer_components_received", "Keys it told of", |counts| counts.components_received),
-    ("peer_refused", "Connections that one side turned away", |counts| counts.refused),
-    ("peer_charges_given_up", "Charges that it decides about and was not told of", |counts| {
+    ("peer_sent_bytes", "Bytes sent to the peer", |counts| counts.bytes_sent),
+    ("peer_received_bytes", "Bytes received from the peer", |counts| counts.bytes_received),
+    ("peer_batches_sent", "Batches that the peer merged", |counts| counts.batches_sent),
+    ("peer_batches_received", "Batches of the peer that this node merged", |counts| counts.batches_received),
+    ("peer_components_sent", "Components sent to the peer", |counts| counts.components_sent),
+    ("peer_components_received", "Components received from the peer", |counts| counts.components_received),
+    ("peer_refused", "Connections that one side refused", |counts| counts.refused),
+    ("peer_charges_given_up", "Charges of meters that the peer owns, dropped undelivered", |counts| {
         counts.charges_given_up
     }),
-    ("peer_refunds_given_up", "Refunds of which nobody knows whether it was told", |counts| {
+    ("peer_refunds_given_up", "Refunds to the peer whose delivery is unknown", |counts| {
         counts.refunds_given_up
     }),
 ];
@@ -725,32 +769,34 @@ const PEER_COUNTERS: [PeerCounter; 9] = [
 type OriginCounter = (&'static str, &'static str, fn(&EngineStats) -> u64);
 
 const ORIGIN_COUNTERS: [OriginCounter; 10] = [
-    ("origin_calls", "Calls made to the origin", |stats| stats.calls),
-    ("origin_retries", "Calls sent again, late or unanswered", |stats| stats.repeats),
-    ("origin_updates", "Meters spoken of in all calls", |stats| stats.updates),
-    ("origin_waited", "Questions that waited for the origin", |stats| stats.waited),
-    ("origin_unanswered", "Questions that waited in vain", |stats| stats.unanswered),
-    ("origin_returned", "Units given back that passed too late", |stats| stats.returned),
-    ("origin_refused", "Calls that the origin would not take", |stats| stats.refused),
-    ("origin_queue_full", "Checks that did not wait for the origin because too many waited", |stats| {
+    ("origin_calls", "Calls to the origin", |stats| stats.calls),
+    ("origin_retries", "Repeated calls, after a late or lost reply", |stats| stats.repeats),
+    ("origin_updates", "Meter updates in all calls", |stats| stats.updates),
+    ("origin_waited", "Checks that waited for the origin", |stats| stats.waited),
+    ("origin_unanswered", "Checks without a reply within `origin_timeout`", |stats| stats.unanswered),
+    ("origin_returned", "Units refunded because the reply came too late", |stats| stats.returned),
+    ("origin_refused", "Calls that the origin rejected", |stats| stats.refused),
+    ("origin_queue_full", "Checks decided without the origin because its queue was full", |stats| {
         stats.crowded
     }),
-    ("origin_dropped", "Units that the origin never hears of, for want of room", |stats| stats.dropped),
-    ("origin_lapsed", "Units that count as used, since they were reported late", |stats| stats.lapsed),
+    ("origin_dropped", "Used units dropped without a report because the node had no room", |stats| {
+        stats.dropped
+    }),
+    ("origin_lapsed", "Units of lapsed grants that count as used", |stats| stats.lapsed),
 ];
 
 type ShareMetric = (&'static str, &'static str, fn(&ShareStats) -> u64);
 
 const GAUGES: [ShareMetric; 2] = [
-    ("table_meters", "Meters held now", |stats| stats.live),
-    ("table_slots", "Meters that could be held", |stats| stats.slots),
+    ("table_meters", "Meters in the table", |stats| stats.live),
+    ("table_slots", "Slots of the table", |stats| stats.slots),
 ];
 
 const COUNTERS: [ShareMetric; 4] = [
-    ("table_evicted_clean", "Meters forgotten that owed nothing", |stats| stats.evicted_clean),
-    ("table_evicted_indebted", "Meters forgotten that owed something", |stats| stats.evicted_indebted),
-    ("table_overflow", "Decisions by a meter that many keys share", |stats| stats.spilled),
-    ("table_refused", "Decisions refused for want of room", |stats| stats.refused),
+    ("table_evicted_clean", "Evicted meters without usage", |stats| stats.evicted_clean),
+    ("table_evicted_indebted", "Evicted meters with usage", |stats| stats.evicted_indebted),
+    ("table_overflow", "Decisions of shared overflow meters", |stats| stats.spilled),
+    ("table_refused", "Decisions refused because the table was full", |stats| stats.refused),
 ];
 
 fn sum(a: &ShareStats, b: &ShareStats) -> ShareStats {

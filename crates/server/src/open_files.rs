@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_raised_to_what_is_needed_or_allowed() {
+    fn file_limit_is_raised_to_the_needed_or_allowed_number() {
         assert_eq!(FILES.needed(), 450);
         assert_eq!(raised(None, None), None);
         assert_eq!(raised(Some(450), Some(450)), None);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_stay_within_what_is_allowed() {
+    fn connections_stay_within_the_file_limit() {
         let within = |allowed| FILES.connections_within(allowed);
         assert_eq!((within(u64::MAX), within(450), within(449), within(250)), (100, 100, 99, 50));
         assert_eq!((within(51), within(0)), (1, 1), "a server that takes no connection is none");

@@ -66,6 +66,17 @@ pub struct RegionConfig {
     pub among: Option<MultiRegionConfig>,
 }
 
+impl OriginConfig {
+    /// Returns the address without credentials; `None` without an origin.
+    pub(crate) fn address(&self) -> Option<String> {
+        match self {
+            Self::None => None,
+            Self::Memory => Some("memory".to_owned()),
+            Self::Redis(servers) => Some(servers.to_string()),
+        }
+    }
+}
+
 impl RegionConfig {
     /// Returns the configured fleet: whether it has an origin, the number of nodes, and the
     /// regions.
@@ -158,33 +169,15 @@ fn observed(configured: &Fleet, processes: u32, lag_us: Option<u64>) -> Fleet {
 /// Shortest time between log lines about calls that the origin refused, regardless of their number.
 const REFUSALS_EVERY: Duration = Duration::from_secs(10);
 
-/// Logs when the origin stops or begins to reply, or refuses a call, as long as the server runs.
-pub(crate) async fn watch(region: Region) {
-    tokio::join!(watch_answers(&region), watch_refusals(&region));
-}
-
-async fn watch_refusals(region: &Region) {
+/// Logs calls that the origin refused, as long as the server runs.
+pub(crate) async fn watch_refusals(region: Region) {
     let mut refusal = region.refusal();
     while refusal.changed().await.is_ok() {
         if let Some(reason) = *refusal.borrow_and_update() {
             let refused = region.stats().refused;
-            tracing::error!(%reason, refused, "the origin would not take a call: whoever waited for it was decided without");
+            tracing::error!(%reason, refused, "the origin rejected a call: its requests were decided without the origin");
         }
         let _ = tokio::time::timeout(REFUSALS_EVERY, std::future::pending::<()>()).await;
-    }
-}
-
-async fn watch_answers(region: &Region) {
-    let mut answers = region.origin_up();
-    while answers.changed().await.is_ok() {
-        if *answers.borrow_and_update() {
-            tracing::info!("the origin answers again: limits are the region's");
-        } else {
-            tracing::warn!(
-                "the origin does not answer: comfort limits go on with this process's part of them, cost limits of who \
-                 pays are open, all others are closed"
-            );
-        }
     }
 }
 
@@ -193,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_count_with_what_was_seen_where_it_is_more_than_what_was_told() {
+    fn bounds_use_observed_values_above_configured_ones() {
         let configured = Fleet { nodes: 4, ..Fleet::of(3) };
         let of = |processes, lag_us| {
             let fleet = observed(&configured, processes, lag_us);

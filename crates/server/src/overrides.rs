@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_was_told_of_a_write_finds_it_in_memory() {
+    async fn acknowledged_override_is_in_memory() {
         let overrides = Overrides::open(None, &["t".to_owned()]).expect("in memory");
         overrides.set(0, of("a*"), 1).await.expect("written");
         assert_eq!(overrides.of(0).list("n", None, 10).len(), 1);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_kept_is_in_memory_when_the_server_starts() {
+    async fn stored_overrides_are_in_memory_after_a_start() {
         let folder = tempfile::tempdir().expect("a folder");
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let overrides = Overrides::open(Some(folder.path()), &names(&["a", "b"])).expect("opens");

@@ -19,6 +19,11 @@ pub struct PreparedServer {
 }
 
 impl PreparedServer {
+    /// Returns the address of the origin, without credentials; `none` without an origin.
+    pub fn origin(&self) -> String {
+        self.config.region.origin.address().unwrap_or_else(|| "none".to_owned())
+    }
+
     /// Reads the files of the configuration; `problems` are those of the configuration itself.
     /// Opens neither a port nor the store, because they may belong to a running server.
     pub fn read(mut config: Config, mut problems: Vec<String>) -> Result<Self, ConfigProblems> {

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_while_it_is_read_is_read_again() {
+    fn file_changed_while_read_is_read_again() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let times_read = || std::fs::read_to_string(file.path()).expect("text").lines().count();
         let shared = server();

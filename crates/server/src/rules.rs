@@ -10,14 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use arc_swap::ArcSwap;
 use arrayvec::ArrayVec;
 use futures_util::future::join_all;
-use tidegate::region::{RegionCheck, RegionPolicy};
+use tidegate::region::{MissingReply, RegionCheck, RegionPolicy};
 use tidegate::{
     Algorithm, Decision, Gate, LIMITS_PER_CHECK_MAX, Limit, Outcome as LimitOutcome, UnknownName,
 };
 use tidegate_core::bound::{Faults, Fleet, Promise, bound};
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::{
-    Class, Dimensions, EffectiveTerms, FILE_BYTES_MAX, KEY_PARTS_MAX, Key, Mode, Rule, RuleMatch, RuleSet,
+    Class, Dimensions, EffectiveTerms, EmergencyTerms, FILE_BYTES_MAX, KEY_PARTS_MAX, Key, Mode, Rule,
+    RuleMatch, RuleSet, TomlLines,
 };
 
 use crate::auth::TenantIndex;
@@ -25,6 +26,7 @@ use crate::decider::{Decider, SourcedDecision, question};
 use crate::decision_log::{RecordDraft, decisive};
 use crate::load;
 use crate::metrics::{DecisionSource, Outcome, Surface};
+use crate::reason::DecisionReason;
 use crate::shared::{Shared, Tenant};
 
 /// The most gates of a set, one for each rule and tenant it is for: a bound on their memory, some 200 bytes each.
@@ -83,6 +85,8 @@ pub(crate) struct RuleCount {
     shadow_denied: AtomicU32,
     asked: AtomicU32,
     is_watched: AtomicBool,
+    /// Whether there was a request, in either mode. Written once for each look.
+    is_used: AtomicBool,
 }
 
 /// The counts of a rule over a time.
@@ -93,11 +97,14 @@ pub(crate) struct RuleTally {
     pub(crate) shadow_denied: u64,
     /// Requests that it was enforced for, if they were counted.
     pub(crate) asked: u64,
+    /// Whether there was a request, in either mode.
+    pub(crate) is_used: bool,
 }
 
 impl RuleCount {
     #[inline]
     fn count(&self, is_allowed: bool) {
+        self.note_use();
         if !is_allowed {
             self.denied.fetch_add(1, Ordering::Relaxed);
         }
@@ -108,8 +115,16 @@ impl RuleCount {
 
     #[inline]
     fn count_in_shadow(&self, is_allowed: bool) {
+        self.note_use();
         if !is_allowed {
             self.shadow_denied.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn note_use(&self) {
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
         }
     }
 
@@ -129,7 +144,8 @@ impl RuleCount {
             _ => u64::from(count.swap(0, Ordering::Relaxed)),
         };
         let (denied, shadow_denied) = (take(&self.denied), take(&self.shadow_denied));
-        RuleTally { denied, shadow_denied, asked: take(&self.asked) }
+        let is_used = self.is_used.load(Ordering::Relaxed) && self.is_used.swap(false, Ordering::Relaxed);
+        RuleTally { denied, shadow_denied, asked: take(&self.asked), is_used }
     }
 }
 
@@ -183,6 +199,8 @@ pub(crate) struct RulesDecision<'r> {
     pub(crate) version: &'r str,
     /// The weakest source among the limits.
     pub(crate) source: DecisionSource,
+    /// The reply that the decision had to do without.
+    missing_reply: Option<MissingReply>,
 }
 
 /// Why rules did not decide.
@@ -237,8 +255,8 @@ impl ActiveRules {
     fn of_gates(gates: Arc<RuleGates>, set: RuleSet, shared: &Shared) -> Self {
         let used = gates.used.iter().zip(&shared.tenants).map(|(used, tenant)| {
             let mut used = used.clone();
-            // If the tenant's rules use no dimension, emergencies add none.
-            if !used.is_empty() {
+            // Emergencies change rules: a tenant without rules needs no dimension of theirs.
+            if set.has_rules_for(&tenant.name) {
                 used.extend(set.emergency_dimensions(&tenant.name).map(str::to_owned));
                 used.sort_unstable();
                 used.dedup();
@@ -268,7 +286,8 @@ impl ActiveRules {
             problem.lines().map(|line| format!("{}: {line}", path.display())).collect::<Vec<_>>().join("\n")
         };
         let set = RuleSet::parse(&text).map_err(|problems| located(problems.to_string()))?;
-        Self::new(set, shared).map_err(located)
+        let with_line = |problem| TomlLines::read(&text).locate(vec![problem]).join("\n");
+        Self::new(set, shared).map_err(|problem| located(with_line(problem)))
     }
 
     /// The dimensions that the rules for a tenant look at.
@@ -387,7 +406,7 @@ impl MatchedRequest<'_, '_> {
                 shared,
                 (surface, cost),
                 shed_outcome(class),
-                DecisionSource::Shed,
+                (DecisionSource::Shed, DecisionReason::Shed),
                 (None, None),
             );
             return Err(RulesError::Shed { class });
@@ -398,12 +417,13 @@ impl MatchedRequest<'_, '_> {
         let (enforced, questions): (Vec<AppliedRule<'_>>, Vec<RegionCheck<'_, '_>>) =
             enforced.into_iter().map(|(applied, question)| (applied, question.cost(cost))).unzip();
         let too_many = |_| RulesError::TooManyRules { rules: questions.len() };
-        let SourcedDecision { decision, source } = decider.check_all(&questions).await.map_err(too_many)?;
+        let SourcedDecision { decision, source, missing_reply } =
+            decider.check_all(&questions).await.map_err(too_many)?;
         // A denied request is not charged, nor in shadow mode.
         let charged = if decision.is_allowed() { cost } else { 0 };
         let shadows = in_shadow(decider, shadows, charged).await;
         let version = self.rules.set.version();
-        let rules_decision = RulesDecision { decision, enforced, shadows, version, source };
+        let rules_decision = RulesDecision { decision, enforced, shadows, version, source, missing_reply };
         for (applied, outcome) in rules_decision.enforced.iter().zip(rules_decision.decision.outcomes()) {
             // A denial by an emergency is not a denial of the rule.
             if applied.terms.emergency.is_none() {
@@ -420,7 +440,7 @@ impl MatchedRequest<'_, '_> {
             shared,
             (surface, cost),
             rules_decision.outcome(),
-            source,
+            (source, rules_decision.reason()),
             rules_decision.decided_by().unzip(),
         );
         Ok(rules_decision)
@@ -441,7 +461,8 @@ impl MatchedRequest<'_, '_> {
         shared.metrics.decided(asked.0, class, Outcome::Denied, DecisionSource::Refused, 1);
         // No rule decided, so the record has the key of the first.
         let first = enforced.first().map(|(applied, _)| *applied);
-        self.record_decision(shared, asked, Outcome::Denied, DecisionSource::Refused, (first, None));
+        let source = (DecisionSource::Refused, DecisionReason::NoRoom);
+        self.record_decision(shared, asked, Outcome::Denied, source, (first, None));
         RulesError::TooManyRules { rules: enforced.len() }
     }
 
@@ -451,7 +472,7 @@ impl MatchedRequest<'_, '_> {
         shared: &Shared,
         (surface, cost): (Surface, u64),
         outcome: Outcome,
-        source: DecisionSource,
+        (source, reason): (DecisionSource, DecisionReason),
         (applied, limit_outcome): (Option<AppliedRule<'_>>, Option<LimitOutcome<'_>>),
     ) {
         let Some(recorder) = shared.recorder_for(outcome) else { return };
@@ -459,7 +480,9 @@ impl MatchedRequest<'_, '_> {
         for name in applied.iter().flat_map(|applied| applied.rule.key.iter()) {
             key.add(name, self.request.get(name).unwrap_or_default());
         }
-        let replaced_by = applied.and_then(|applied| applied.terms.emergency.or(applied.terms.override_name));
+        let emergency = applied.and_then(|applied| applied.terms.emergency);
+        let override_name = applied.and_then(|applied| applied.terms.override_name);
+        let replaced_by = emergency.map(|emergency| emergency.id).or(override_name);
         let draft = RecordDraft {
             tenant: self.tenant,
             surface,
@@ -468,6 +491,8 @@ impl MatchedRequest<'_, '_> {
             outcome,
             limit_outcome,
             source,
+            reason,
+            until_ms: emergency.map(|emergency| emergency.expires_ms),
             rule_version: applied.map_or(0, |applied| applied.rule.version),
             set_version: self.rules.set.version(),
             replaced_by: replaced_by.unwrap_or_default(),
@@ -530,6 +555,22 @@ impl<'r> RulesDecision<'r> {
         }
         let at = decisive(self.decision.outcomes())?;
         self.enforced.get(at).copied().zip(self.decision.outcomes().get(at).copied())
+    }
+
+    /// Returns the emergency that blocked the request, if one did.
+    pub(crate) fn block(&self) -> Option<EmergencyTerms<'r>> {
+        if self.decision.is_allowed() {
+            return None;
+        }
+        let (applied, _) = self.decided_by()?;
+        applied.terms.emergency.filter(|emergency| emergency.is_block)
+    }
+
+    pub(crate) fn reason(&self) -> DecisionReason {
+        match self.block() {
+            Some(_) => DecisionReason::Block,
+            None => DecisionReason::of(self.source, self.missing_reply),
+        }
     }
 
     /// Returns the outcome for metrics and records.

@@ -1,29 +1,34 @@
 //! The state that all surfaces share: one limiter, and the sources of its limits.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use ipnet::IpNet;
 use prometheus_client::registry::Registry;
+use serde::Serialize;
 use tidegate::headers::ResetStyle;
 use tidegate::region::RegionPolicy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
 use tidegate_core::bound::Fleet;
 use tidegate_rules::pattern::Pattern;
-use tidegate_rules::store::Address;
 use tidegate_rules::{Class, Regime};
+use utoipa::ToSchema;
 
 use crate::auth::{Caller, Credentials, Principal, TenantIndex};
-use crate::config::{Config, DEFAULT_TENANT, RulesConfig};
+use crate::config::{Config, DEFAULT_TENANT, RulesConfig, RulesLocation};
 use crate::control::Control;
 use crate::decider::Decider;
 use crate::decision_log::{DecisionLog, LogOwner};
 use crate::envoy::Descriptors;
 use crate::guard::ClientTimeouts;
-use crate::metrics::{self, Metrics, Scrape};
+use crate::metrics::{self, Metrics, Scrape, Stopwatch};
+use crate::origin_monitor::OriginMonitor;
 use crate::overrides::Overrides;
+use crate::rates::{DecisionTotals, Rates};
 use crate::rules::ActiveRules;
 
 /// The state that all surfaces share.
@@ -31,6 +36,8 @@ use crate::rules::ActiveRules;
 pub(crate) struct Shared {
     /// Decides.
     pub(crate) decider: Decider,
+    /// `None` without an origin.
+    pub(crate) origin: Option<Arc<OriginMonitor>>,
     /// The configured fleet.
     pub(crate) fleet: Fleet,
     /// The fleet with the measurements since the start. Bounds are computed for it.
@@ -41,8 +48,8 @@ pub(crate) struct Shared {
     credentials: ArcSwap<Credentials>,
     /// Raised after each change of those.
     credentials_generation: AtomicU64,
-    /// The address of the rule store; `None` for rules in a file.
-    pub(crate) rules_address: Option<Address>,
+    /// `None` without rules.
+    pub(crate) rules_location: Option<RulesLocation>,
     /// `None` for rules in a file, and until the rule store is first reached.
     control: OnceLock<Arc<Control>>,
     /// For `/v1/check` and forward-auth.
@@ -57,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) decision_log: Option<DecisionLog>,
     /// The metrics of the server.
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) rates: Rates,
     /// Proxies that may state the client's address.
     pub(crate) trusted_proxies: Vec<IpNet>,
     /// The unit of `X-RateLimit-Reset`.
@@ -65,7 +73,25 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     /// Locked while the audit is verified. That reads the whole audit, so only one runs at a time.
     pub(crate) following_audit: tokio::sync::Mutex<()>,
+    /// Host name of this machine.
+    pub(crate) node: String,
+    pub(crate) region_name: String,
+    /// Time of the start, in milliseconds since the Unix epoch.
+    pub(crate) started_ms: u64,
+    started: Stopwatch,
+    /// Set once the ports are open.
+    listeners: OnceLock<Vec<ListenerAddress>>,
     stopping: AtomicBool,
+}
+
+/// A listener and its address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct ListenerAddress {
+    /// `http`, `grpc`, `resp`, `admin` or `peer`.
+    pub(crate) name: &'static str,
+    #[schema(value_type = String)]
+    pub(crate) address: SocketAddr,
+    pub(crate) tls: bool,
 }
 
 /// A tenant and the gates of limits that come with its requests. Each surface has keys of its own.
@@ -134,25 +160,27 @@ impl Shared {
         let tenants = tenants.map_err(|error| StartError::File(error.to_string()))?;
         let metrics = Arc::new(Metrics::new(config.workers));
         let overrides = Overrides::open(config.data_dir.as_deref(), &names)?;
-        let rules_address = match &config.rules {
-            Some(RulesConfig::Store(store)) => Some(store.address.clone()),
-            Some(RulesConfig::File(_)) | None => None,
-        };
+        let rules_location = config.rules.as_ref().map(RulesConfig::location);
+        let now_ms = decider.limiter.wall_us() / 1_000;
+        let origin = config.region.origin.address();
+        let origin = origin.map(|address| Arc::new(OriginMonitor::new(address, now_ms)));
         let scrape = Scrape {
             metrics: Arc::clone(&metrics),
             limiter: Arc::clone(&decider.limiter),
             region: decider.region.clone(),
+            origin: origin.clone(),
             tenants: names,
         };
         let fleet = config.region.fleet();
         Ok(Self {
             decider,
+            origin,
             fleet_now: ArcSwap::from_pointee(fleet.clone()),
             fleet,
             tenants,
             credentials: ArcSwap::from_pointee(std::mem::take(&mut config.credentials)),
             credentials_generation: AtomicU64::new(0),
-            rules_address,
+            rules_location,
             control: OnceLock::new(),
             rules: ArcSwap::default(),
             descriptors: ArcSwap::default(),
@@ -165,6 +193,12 @@ impl Shared {
             patience: ClientTimeouts { idle: config.idle_timeout, request: config.request_timeout },
             registry: metrics::registry(scrape),
             following_audit: tokio::sync::Mutex::new(()),
+            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            region_name: config.region.name.clone(),
+            started_ms: now_ms,
+            started: Stopwatch::start(),
+            listeners: OnceLock::new(),
+            rates: Rates::default(),
             stopping: AtomicBool::new(false),
         })
     }
@@ -211,6 +245,26 @@ impl Shared {
     pub(crate) fn follows(&self, control: Arc<Control>) {
         // There is one store for as long as a server runs.
         let _ = self.control.set(control);
+    }
+
+    /// Returns the time since the start.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.started.taken()
+    }
+
+    /// Sets the addresses of the open ports.
+    pub(crate) fn listens_on(&self, listeners: Vec<ListenerAddress>) {
+        // The ports of a server are opened once.
+        let _ = self.listeners.set(listeners);
+    }
+
+    pub(crate) fn listeners(&self) -> &[ListenerAddress] {
+        self.listeners.get().map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Returns the decisions since the start.
+    pub(crate) fn decision_totals(&self) -> DecisionTotals {
+        self.metrics.totals(self.decider.region.is_some())
     }
 
     /// Milliseconds since the Unix epoch, by the server's clock.

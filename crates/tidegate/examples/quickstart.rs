@@ -48,7 +48,7 @@ impl Demo {
     }
 
     fn window(&self, window: &Gate) {
-        heading("window: 10 per minute (sliding window). Costs may differ, and 0 only looks.");
+        heading("window: 10 per minute (sliding window). Costs may differ; a cost of 0 only reads.");
         for cost in [8, 3, 2, 0, 11] {
             self.ask(window, "alice", cost);
         }
@@ -75,7 +75,7 @@ impl Demo {
     }
 
     fn reservation(&self) -> Result<(), Box<dyn Error>> {
-        heading("tokens: 1000 per minute. Set an estimate aside, then charge what was really used.");
+        heading("tokens: 1000 per minute. Reserve an estimate, then charge the actual cost.");
         let tokens = self.limiter.gate("tokens")?;
         match self.limiter.reserve(&[tokens.key("dora").cost(400)])? {
             ReserveOutcome::Denied(decision) => println!("denied for {:?}", decision.retry_after()),
@@ -101,8 +101,11 @@ impl Demo {
     fn row(&self, outcome: &Outcome<'_>, key: &str, cost: u64) {
         let time = Duration::from_micros(self.clock.now().mono_us()).as_secs_f64();
         let (name, left) = (outcome.gate().name(), outcome.remaining());
-        let said = if outcome.is_allowed() { "allowed" } else { "denied" };
-        println!("{time:>7.1}s  {name:<7} {key:<6} {cost:>4}  {said:<7} {left:>9}  {:>11}", retry(outcome));
+        let verdict = if outcome.is_allowed() { "allowed" } else { "denied" };
+        println!(
+            "{time:>7.1}s  {name:<7} {key:<6} {cost:>4}  {verdict:<7} {left:>9}  {:>11}",
+            retry(outcome)
+        );
     }
 }
 
@@ -145,7 +148,7 @@ fn speed() -> Result<(), Box<dyn Error>> {
     });
     let ns = took.as_secs_f64() * 1e9 / f64::from(u32::try_from(CHECKS)?);
     println!("\nspeed: {CHECKS} checks on {KEYS} keys, one thread: {ns:.0} ns per check ({allowed} allowed)");
-    println!("memory: {} MiB, taken at the start and never more", limiter.memory_bytes() >> 20);
+    println!("memory: {} MiB, allocated at the start, never more", limiter.memory_bytes() >> 20);
     Ok(())
 }
 

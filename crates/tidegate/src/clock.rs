@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidegate_core::Now;
 
-/// How long a reading of the wall clock serves. Higher: fewer readings, window edges that follow a corrected
-/// wall clock later. Elapsed time is read afresh each time.
+/// How long a reading of the wall clock serves. Higher: fewer readings, window edges that follow a
+/// corrected wall clock later. Elapsed time is read afresh each time.
 const WALL_EVERY_US: u64 = 10_000;
 
 /// A source of time.
@@ -28,8 +28,8 @@ pub struct SystemClock {
     /// The wall clock less the monotonic one; both count from their own zero.
     wall_ahead_us: AtomicU64,
     wall_read_us: AtomicU64,
-    /// How long the machine was suspended since this clock was made, and since it was switched on until then. The counter
-    /// may stand still meanwhile.
+    /// How long the machine was suspended since this clock was made, and since it was switched on
+    /// until then. The counter may stand still meanwhile.
     suspended_us: AtomicU64,
     suspended_before_us: u64,
 }
@@ -178,7 +178,7 @@ mod tests {
         let boot_us = clock.suspended_before_us;
         assert_eq!(clock.note_suspended(boot_us + 5_000_000), 5_000_000);
         assert_eq!(clock.note_suspended(boot_us + 5_000_000), 0, "it is counted once");
-        assert_eq!(clock.note_suspended(boot_us + 4_000_000), 0, "and never taken back");
+        assert_eq!(clock.note_suspended(boot_us + 4_000_000), 0, "and never subtracted");
         assert!(clock.elapsed_us() >= before_us + 5_000_000);
     }
 

@@ -16,7 +16,7 @@ pub const LIMITS_INLINE_MAX: usize = 8;
 
 /// The verdict of one limit of a request.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "a denial that nobody looks at stops nobody"]
+#[must_use = "an unread decision limits nothing"]
 pub struct Outcome<'g> {
     gate: &'g Gate,
     answer: CheckOutcome,
@@ -68,7 +68,7 @@ impl<'g> Outcome<'g> {
 /// The decision about a request under several limits: allowed and charged under all, or denied and
 /// charged under none.
 #[derive(Clone, Debug)]
-#[must_use = "a denial that nobody looks at stops nobody"]
+#[must_use = "an unread decision limits nothing"]
 pub struct Decision<'g> {
     pub(crate) outcomes: Outcomes<'g>,
     pub(crate) decided: RequestVerdict,
@@ -76,7 +76,7 @@ pub struct Decision<'g> {
 
 /// The outcomes of the limits of one request.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "the large one is the one that must not be allocated")]
+#[expect(clippy::large_enum_variant, reason = "the large variant must not be allocated")]
 pub(crate) enum Outcomes<'g> {
     /// The usual case, without allocation.
     Few(ArrayVec<Outcome<'g>, LIMITS_INLINE_MAX>),

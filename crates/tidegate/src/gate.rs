@@ -9,8 +9,8 @@ use crate::limiter::LimiterId;
 #[cfg(feature = "region")]
 use crate::region::OriginLimit;
 
-/// One named limit of one tenant. Cheap to clone; get it once with [`Limiter::gate`](crate::Limiter::gate) and
-/// keep it.
+/// One named limit of one tenant. Cheap to clone; get it once with
+/// [`Limiter::gate`](crate::Limiter::gate) and keep it.
 #[derive(Clone)]
 pub struct Gate {
     /// The limiter it belongs to.

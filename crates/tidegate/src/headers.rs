@@ -190,7 +190,8 @@ pub(crate) fn put(on: &mut HeaderMap, fields: Vec<(HeaderName, HeaderValue)>) {
 }
 
 fn make_room(on: &mut HeaderMap) {
-    // Grown once, and not while the fields go in. Without the room there is no place for them either.
+    // Grown once, and not while the fields go in. Without the room there is no place for them
+    // either.
     let _ = on.try_reserve(FIELDS_MAX);
 }
 
@@ -263,8 +264,8 @@ fn item(text: &mut Vec<u8>, at: usize, name: &str) {
     text.push(b'"');
 }
 
-/// A parameter of a list's member. Every amount and every time in seconds is below the largest integer there is,
-/// 999,999,999,999,999: 64 bits of microseconds are not so many seconds.
+/// A parameter of a list's member. Every amount and every time in seconds is below the largest
+/// integer there is, 999,999,999,999,999: 64 bits of microseconds are not so many seconds.
 fn parameter(text: &mut Vec<u8>, key: [u8; 3], value: u64) {
     text.extend_from_slice(&key);
     number(text, value);
@@ -282,7 +283,8 @@ fn reset_at(outcome: &Outcome<'_>, wall_us: u64, style: ResetStyle) -> Option<u6
     })
 }
 
-/// Of several limits that denied, [`Decision::denied_by`] is the one that denies longest: its wait is enough for all.
+/// Of several limits that denied, [`Decision::denied_by`] is the one that denies longest: its wait
+/// is enough for all.
 fn retry_after(decision: DecisionView<'_, '_>) -> Option<u64> {
     Some(seconds(wait_us(decision.denied_by?)?).max(1))
 }

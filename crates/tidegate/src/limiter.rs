@@ -23,8 +23,9 @@ pub const MEMORY_BYTES_DEFAULT: usize = 64 << 20;
 /// free slot; more memory.
 const BYTES_PER_KEY: usize = 49;
 
-/// How many meters of a batch are fetched from memory in one go, and how many checks share one reading of the
-/// clock. Higher: more misses overlap, until the processor has no more buffers for them.
+/// How many meters of a batch are fetched from memory in one go, and how many checks share one
+/// reading of the clock. Higher: more misses overlap, until the processor has no more buffers for
+/// them.
 const CHECKS_PER_GROUP: usize = 8;
 
 /// Questions of a batch that travel together, each with the home of its meter.
@@ -206,7 +207,7 @@ impl Limiter {
     }
 
     /// Decides one question.
-    #[expect(clippy::inline_always, reason = "what the caller does not look at need not be computed")]
+    #[expect(clippy::inline_always, reason = "inlining removes results that the caller does not read")]
     #[inline(always)]
     pub fn check<'g>(&self, check: Check<'g>) -> Outcome<'g> {
         let question = check.of(self.id);
@@ -287,9 +288,10 @@ impl Limiter {
         }
     }
 
-    /// Fills a group with the next few questions, then sends for their meters in one go. A processor waits a while at
-    /// each of these instructions (a profile shows it), and those that follow one another wait together; with a
-    /// digest between any two, a batch over ten million keys took half as long again.
+    /// Fills a group with the next few questions, then sends for their meters in one go. A
+    /// processor waits a while at each of these instructions (a profile shows it), and those that
+    /// follow one another wait together; with a digest between any two, a batch over ten million
+    /// keys took half as long again.
     #[inline]
     fn fetch<'g>(&self, checks: &mut impl Iterator<Item = Check<'g>>, group: &mut CheckBatch<'g>) {
         group.clear();
@@ -404,7 +406,8 @@ impl Limiter {
         self.table.charge(self.now(), &check.of(self.id));
     }
 
-    /// Gives a charged cost back. One that an overflow meter was charged stays there until it drains.
+    /// Gives a charged cost back. One that an overflow meter was charged stays there until it
+    /// drains.
     pub fn refund(&self, check: Check<'_>) {
         self.table.refund(self.now(), &check.of(self.id));
     }
@@ -536,7 +539,7 @@ impl fmt::Display for BuildError {
         match self {
             Self::LimitTwice(name) => write!(f, "limit: {name:?} is given twice"),
             Self::TenantTwice(name) => write!(f, "tenant: {name:?} is given twice"),
-            Self::Secret(reason) => write!(f, "secret: the system gave no random bytes: {reason}"),
+            Self::Secret(reason) => write!(f, "secret: the system has no random bytes: {reason}"),
             Self::Table(error) => error.fmt(f),
         }
     }
@@ -571,15 +574,17 @@ impl Builder {
         self
     }
 
-    /// Adds a tenant with a share of the table of its own, `weight` parts of the sum of all. No traffic of one
-    /// tenant changes a decision of another. Once there are tenants, keys of no tenant have a share of weight 1.
+    /// Adds a tenant with a share of the table of its own, `weight` parts of the sum of all. No
+    /// traffic of one tenant changes a decision of another. Once there are tenants, keys of no
+    /// tenant have a share of weight 1.
     #[must_use]
     pub fn tenant(mut self, name: impl Into<String>, weight: u32) -> Self {
         self.tenants.push((name.into(), weight));
         self
     }
 
-    /// The memory of the table: all that it will ever take. More: more keys before any is forgotten.
+    /// The memory of the table: all that it will ever take. More: more keys before any is
+    /// forgotten.
     #[must_use]
     pub fn memory_bytes(mut self, bytes: usize) -> Self {
         self.memory_bytes = bytes;
@@ -599,7 +604,8 @@ impl Builder {
         self
     }
 
-    /// The secret under which keys are hashed, instead of a random one. For runs that must repeat exactly.
+    /// The secret under which keys are hashed, instead of a random one. For runs that must repeat
+    /// exactly.
     #[must_use]
     pub fn secret(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
@@ -642,7 +648,7 @@ pub(crate) fn random_name() -> Result<u64, BuildError> {
     getrandom::u64().map_err(|error| BuildError::Secret(error.to_string()))
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is where the seed comes from unless one was given")]
+#[expect(clippy::disallowed_methods, reason = "the seed is random unless one is given")]
 fn random_secret() -> Result<Secret, BuildError> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| BuildError::Secret(error.to_string()))?;

@@ -20,7 +20,7 @@ pub const RESERVATION_US_MAX: u64 = 60_000_000;
 
 /// The result of a request for a reservation.
 #[derive(Debug)]
-#[must_use = "a reservation that is dropped is given back"]
+#[must_use = "a dropped reservation is released"]
 pub enum ReserveOutcome<'l, 'g> {
     /// Every limit had room, and the cost is set aside.
     Held(Reservation<'l, 'g>),
@@ -42,7 +42,11 @@ impl fmt::Display for ReserveError {
         match self {
             Self::TooManyLimits(error) => error.fmt(f),
             Self::TooManyOpen => {
-                write!(f, "reservations: {RESERVATIONS_MAX} are open, which is the most there may be")
+                write!(
+                    f,
+                    "reservations: the maximum of {RESERVATIONS_MAX} open reservations is reached: commit or \
+                     drop one"
+                )
             }
         }
     }
@@ -127,7 +131,7 @@ impl Ledger {
 
 /// Units set aside under one or more limits. Dropping the reservation gives all of them back.
 #[derive(Debug)]
-#[must_use = "a reservation that is dropped is given back"]
+#[must_use = "a dropped reservation is released"]
 pub struct Reservation<'l, 'g> {
     limiter: &'l Limiter,
     id: u64,

@@ -45,7 +45,7 @@ fn a_step_of_any_clock_by_an_hour_unlocks_at_most_one_burst() {
 }
 
 #[test]
-fn a_step_of_any_clock_by_an_hour_locks_nobody_out() {
+fn clock_step_of_an_hour_does_not_lock_out_keys() {
     for (limit, (mono, wall)) in limits().flat_map(|limit| steps().map(move |step| (limit, step))) {
         let (limiter, clock) = spent(limit);
         clock.set(mono, wall);

@@ -39,7 +39,7 @@ fn gates(limiter: &Limiter, tenant: &str) -> [Gate; 2] {
 
 /// Returns all verdicts of the neighbour tenant, in order. Its keys return several times, some past
 /// their limit.
-fn neighbour_hears(limiter: &Limiter, round: u64) -> Vec<tidegate::Verdict> {
+fn neighbour_verdicts(limiter: &Limiter, round: u64) -> Vec<tidegate::Verdict> {
     let gates = gates(limiter, "neighbour");
     let ask = |key: u64| {
         let [bucket, window] = &gates;
@@ -63,10 +63,14 @@ fn a_flood_moves_neither_memory_nor_offenders_nor_neighbours() {
     for stranger in 0..STRANGERS {
         let gate = &gates[usize::from(stranger % 4 == 3)];
         let outcome = flooded.check(gate.key(stranger.to_le_bytes()));
-        assert!(outcome.is_allowed(), "nobody is at a limit but the offenders: there is room for {stranger}");
+        assert!(outcome.is_allowed(), "only offenders are at a limit: the table has room for {stranger}");
         if stranger.is_multiple_of(STRANGERS / 4) {
             let round = stranger / (STRANGERS / 4);
-            assert_eq!(neighbour_hears(&flooded, round), neighbour_hears(&quiet, round), "round {round}");
+            assert_eq!(
+                neighbour_verdicts(&flooded, round),
+                neighbour_verdicts(&quiet, round),
+                "round {round}"
+            );
         }
     }
 

@@ -1,4 +1,5 @@
-//! Decisions as header fields, to the letter; read back with the parser of structured fields where they are one.
+//! Decisions as header fields, to the letter; read back with the parser of structured fields where
+//! they are one.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -40,7 +41,7 @@ fn assert_fields(limits: &[(&str, Limit, u64)], cost: u64, expected: &[(&str, &s
 }
 
 #[test]
-fn an_allowed_request_is_told_what_remains_and_when_all_is_back() {
+fn allowed_request_has_remaining_and_reset_headers() {
     assert_fields(
         &[("permin", gcra(50, MINUTE), 0)],
         38,
@@ -140,7 +141,7 @@ fn of_several_denials_the_longest_is_the_time_to_wait() {
 }
 
 #[test]
-fn what_will_never_pass_is_given_no_time() {
+fn never_allowed_request_has_no_retry_header() {
     assert_fields(
         &[("large", gcra(50, MINUTE), 48), ("small", window(3, MINUTE), 0)],
         4,
@@ -197,7 +198,7 @@ fn a_decision_under_no_limits_has_no_fields() {
 }
 
 #[test]
-fn the_reset_can_be_told_in_seconds_from_now() {
+fn reset_can_be_a_delta_in_seconds() {
     let (limiter, _) = limiter(&[("permin", gcra(50, MINUTE))]);
     let gate = limiter.gate("permin").unwrap();
     let reset = |cost| {
@@ -211,7 +212,7 @@ fn the_reset_can_be_told_in_seconds_from_now() {
 }
 
 #[test]
-fn an_instant_past_the_end_of_time_is_told_as_the_end() {
+fn reset_beyond_the_time_range_is_clamped() {
     let (limiter, _) = limiter(&[("permin", gcra(50, MINUTE))]);
     let gate = limiter.gate("permin").unwrap();
     let decision = limiter.check_all(&[gate.key("x")]).unwrap();
@@ -309,7 +310,7 @@ fn the_problem_leaves_out_limits_that_would_have_allowed() {
 }
 
 #[test]
-fn whoever_waits_as_told_is_let_in_and_no_effective_window_ends_later() {
+fn request_after_retry_after_is_allowed() {
     let limits = [("odd", gcra(7, SECOND)), ("min", window(13, MINUTE)), ("slow", gcra(3, 7 * SECOND))];
     let (limiter, clock) = limiter(&limits);
     let gates = limits.map(|(name, _)| limiter.gate(name).unwrap());

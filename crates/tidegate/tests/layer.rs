@@ -82,7 +82,7 @@ async fn a_denied_request_is_answered_429_and_never_reaches_the_service() {
     assert_eq!(problem["violated-policies"], serde_json::json!(["per_user"]));
     assert_eq!(calls.load(Ordering::Relaxed), 1);
     let other = service.oneshot(request("bob")).await.unwrap();
-    assert_eq!(other.status(), StatusCode::OK, "another key is another matter");
+    assert_eq!(other.status(), StatusCode::OK, "another key has its own meter");
 }
 
 #[tokio::test]
@@ -92,12 +92,12 @@ async fn a_request_without_a_key_is_not_limited() {
     let service = layer.limit("per_user", header_key(USER)).unwrap().layer(echo(&calls));
     let response = service.oneshot(Request::new(Body::default())).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
-    assert!(response.headers().is_empty(), "no limit, nothing to tell: {:?}", response.headers());
+    assert!(response.headers().is_empty(), "no limit, no header: {:?}", response.headers());
     assert_eq!(calls.into_inner(), 1);
 }
 
 #[tokio::test]
-async fn a_request_costs_what_the_layer_is_told() {
+async fn request_cost_comes_from_the_layer_function() {
     let (layer, limiter) = layer(&[("per_user", gcra(10, HOUR))]);
     let calls = AtomicU32::new(0);
     let cost = |request: &Parts| if request.method == Method::POST { 7 } else { 1 };
@@ -131,7 +131,7 @@ async fn two_limits_are_charged_together_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn only_the_limits_whose_key_a_request_has_are_told_of() {
+async fn only_limits_with_a_key_in_the_request_appear_in_headers() {
     let (layer, _) = layer(&[("per_user", gcra(9, HOUR)), ("per_token", gcra(0, HOUR))]);
     let calls = AtomicU32::new(0);
     let token = header_key(HeaderName::from_static("x-token"));
@@ -141,7 +141,7 @@ async fn only_the_limits_whose_key_a_request_has_are_told_of() {
 }
 
 #[tokio::test]
-async fn a_key_can_come_from_what_another_layer_left_in_the_extensions() {
+async fn key_can_come_from_request_extensions() {
     #[derive(Clone)]
     struct Account(String);
     let (layer, limiter) = layer(&[("per_account", gcra(9, HOUR))]);

@@ -75,7 +75,7 @@ fn several_limits_are_charged_together_or_not_at_all() {
         assert!(limiter.check_all(&ask(2)).unwrap().is_allowed());
         let denied = limiter.check_all(&ask(2)).unwrap();
         assert_eq!(denied_by(&denied), Some("second"));
-        assert_eq!(lefts(denied.outcomes()), [3, 1], "a limit that would have allowed tells what is there");
+        assert_eq!(lefts(denied.outcomes()), [3, 1], "an allowing limit reports its `remaining`");
         assert_eq!(remaining(&limiter, first.key("x")), 3);
         assert_eq!(remaining(&limiter, second.key("x")), 1);
     }
@@ -164,7 +164,8 @@ fn requests_in_a_batch_are_decided_in_order_and_each_whole() {
             assert_eq!(decision.is_allowed(), at % 3 > 0 || at < 60, "{at}");
             decided += 1;
         });
-        // Twenty with both limits and thirty with the second alone; the ten that the first denied are charged to neither.
+        // Twenty with both limits and thirty with the second alone; the ten that the first denied
+        // are charged to neither.
         assert_eq!((decided, remaining(&limiter, b.key("y"))), (90, 950));
         limiter.check_all_each(Vec::<[Check<'_>; 2]>::new(), |_, _| panic!("nothing was asked"));
     }
@@ -201,7 +202,7 @@ fn requests_of_many_limits_are_all_or_nothing_too() {
 }
 
 #[test]
-fn what_was_spent_under_one_limit_counts_under_another() {
+fn usage_under_one_limit_counts_under_its_replacement() {
     let (limiter, clock) = limiter(&[]);
     let minute = Duration::from_mins(1);
     let seven = limiter.gate_with("", "api", gcra(7, minute)).unwrap();
@@ -238,9 +239,12 @@ fn a_cost_of_0_looks_and_changes_nothing() {
         let (limiter, _) = limiter(&[("a", limit)]);
         let gate = limiter.gate("a").unwrap();
         assert_eq!((0..9).map(|_| remaining(&limiter, gate.key("x"))).max(), Some(2));
-        assert_eq!(limiter.stats().live, 0, "a look makes no meter");
+        assert_eq!(limiter.stats().live, 0, "a check of cost 0 creates no meter");
         assert_eq!(passes(&limiter, gate.key("x"), 9), 2);
-        assert!(limiter.check(gate.key("x").cost(0)).is_allowed(), "a look at a full meter is no denial");
+        assert!(
+            limiter.check(gate.key("x").cost(0)).is_allowed(),
+            "a check of cost 0 is allowed at a full meter"
+        );
     }
 }
 
@@ -273,7 +277,7 @@ fn a_limit_of_0_blocks_everything() {
 }
 
 #[test]
-fn a_refund_gives_back_what_was_spent_and_no_more() {
+fn refund_returns_at_most_the_spent_units() {
     for limit in both(10, HOUR) {
         let (limiter, _) = limiter(&[("a", limit)]);
         let gate = limiter.gate("a").unwrap();
@@ -320,7 +324,7 @@ fn raise_lifts_a_meter_and_never_lowers_it() {
 }
 
 #[test]
-fn reset_forgets_what_was_spent_on_one_key() {
+fn reset_clears_the_usage_of_one_key() {
     for limit in both(10, HOUR) {
         let (limiter, _) = limiter(&[("a", limit)]);
         let gate = limiter.gate("a").unwrap();

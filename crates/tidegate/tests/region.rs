@@ -98,7 +98,8 @@ impl Origin for WatchedOrigin {
     }
 }
 
-/// A node that waits for the origin however long it takes: a test may run on a machine that is slow.
+/// A node that waits for the origin however long it takes: a test may run on a machine that is
+/// slow.
 fn patient(origin: &Arc<WatchedOrigin>, class: Class, limit: Limit) -> (Region, Gate) {
     let minute_us = 60_000_000;
     node(
@@ -130,7 +131,7 @@ async fn passes(node: &(Region, Gate), key: &str) -> bool {
 }
 
 #[tokio::test]
-async fn nodes_admit_together_what_one_would() {
+async fn nodes_together_admit_as_much_as_one() {
     for limit in [Limit::gcra(100, MINUTE), Limit::sliding_window(100, MINUTE)] {
         let (origin, limit) = (WatchedOrigin::new(), limit.expect("in range"));
         let nodes: Vec<_> = (0..4).map(|_| patient(&origin, Class::Security, limit)).collect();
@@ -143,7 +144,7 @@ async fn nodes_admit_together_what_one_would() {
         for (region, _) in &nodes {
             region.leave().await;
         }
-        assert_eq!(origin.charged("alice"), passed, "what passed is what the origin was told");
+        assert_eq!(origin.charged("alice"), passed, "the origin is charged for every admitted unit");
     }
 }
 
@@ -179,7 +180,7 @@ struct RelayedOrigin(Arc<MemoryOrigin>);
 const ANSWERS_AFTER: Duration = Duration::from_millis(5);
 
 impl Origin for RelayedOrigin {
-    #[expect(clippy::disallowed_methods, reason = "this is how long its answers take")]
+    #[expect(clippy::disallowed_methods, reason = "the delay of the origin")]
     fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
         Box::pin(async move {
             let socket = tokio::spawn(tokio::time::sleep(ANSWERS_AFTER));
@@ -203,14 +204,14 @@ impl Origin for RelayedOrigin {
 }
 
 #[tokio::test]
-async fn a_process_that_was_late_itself_reads_what_has_come_before_it_goes_on_alone() {
+async fn delayed_node_reads_pending_replies_before_its_fallback() {
     let clock = SystemClock::new();
     let origin = Arc::new(RelayedOrigin(Arc::new(MemoryOrigin::new(|| SystemClock::new().now().wall_us()))));
     let limit = Limit::gcra(100, MINUTE).expect("in range");
     let (region, gate) = node_of(origin, Class::Comfort, limit, EngineSettings::default());
     let question = [gate.region_check("alice")];
     let mut asked = std::pin::pin!(region.check(&question));
-    assert!(poll_once(asked.as_mut()).await.is_none(), "it has to ask");
+    assert!(poll_once(asked.as_mut()).await.is_none(), "the check waits for the origin");
     // Two yields: the first makes the call, the second awaits its reply.
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
@@ -267,7 +268,7 @@ async fn without_the_origin_a_region_among_others_goes_on_with_its_standing_part
         regions.weights = vec![("us".to_owned(), 3)];
         let origin = origin as Arc<dyn Origin>;
         let region = Region::join_among(regions, Arc::new(limiter), origin, EngineSettings::default());
-        let region = region.expect("nothing is wrong with it");
+        let region = region.expect("a valid configuration");
         let policy = RegionPolicy { regime, ..RegionPolicy::of(Class::Comfort) };
         let node = (region.gate_with("", "per_user", limit, policy).expect("a name"), region);
         let mut passed = 0;
@@ -282,7 +283,7 @@ async fn without_the_origin_a_region_among_others_goes_on_with_its_standing_part
 }
 
 #[tokio::test]
-async fn who_is_left_alone_does_not_spend_again_what_all_have_used() {
+async fn node_without_origin_does_not_respend_used_units() {
     let origin = WatchedOrigin::new();
     let node = hasty(&origin, Class::Comfort, Limit::gcra(100, MINUTE).expect("in range"));
     while passes(&node, "alice").await {}
@@ -294,14 +295,15 @@ async fn who_is_left_alone_does_not_spend_again_what_all_have_used() {
         alone += u64::from(region_decision.source == DecisionSource::Local);
         passed += u64::from(region_decision.is_allowed());
     }
-    // A part of the limit that begins anew would let all of them pass; less than two in a second drain.
+    // A part of the limit that begins anew would let all of them pass; less than two in a second
+    // drain.
     assert!(passed < 50, "{passed}");
     origin.is_gone.store(false, Ordering::Relaxed);
     node.0.leave().await;
 }
 
 #[tokio::test]
-async fn what_passed_without_the_origin_is_told_when_it_is_back() {
+async fn fallback_usage_is_reported_when_the_origin_returns() {
     let origin = WatchedOrigin::new();
     let node = hasty(&origin, Class::Comfort, Limit::gcra(100, MINUTE).expect("in range"));
     assert!(passes(&node, "alice").await);
@@ -349,7 +351,7 @@ async fn limits_of_one_placement_are_one_call_each_with_its_own_cost() {
 }
 
 #[tokio::test]
-async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_was_denied() {
+async fn cross_placement_limit_counts_all_and_refunds_denied_requests() {
     let origin = WatchedOrigin::new();
     let nodes = [two_limits(&origin, 3, 10), two_limits(&origin, 3, 10)];
     let ask = async |turn: usize| {
@@ -374,7 +376,8 @@ async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_
     for (region, ..) in &nodes {
         region.leave().await;
     }
-    // Five users of three each would make fifteen: all together stop at ten, and no user is charged for more than passed.
+    // Five users of three each would make fifteen: all together stop at ten, and no user is charged
+    // for more than passed.
     let users: u64 =
         (0..5).map(|user| format!("user{user}")).map(|u| origin.charged_of("user", &u, &u)).sum();
     assert_eq!((passed, origin.charged_of("all", "everyone", "everyone"), users), (10, 10, 10));
@@ -383,7 +386,7 @@ async fn a_limit_that_crosses_placements_counts_all_of_them_and_gives_back_what_
 /// A charge for a request that another placement denied is given back late, if its partition stops
 /// replying meanwhile. By then it has drained, and other requests have used the drained units.
 #[tokio::test]
-async fn what_was_given_back_late_passes_once() {
+async fn late_refund_does_not_pass_drained_units_again() {
     let clock = Arc::new(AtomicU64::new(1 << 50));
     let reads = Arc::clone(&clock);
     let inner = Arc::new(MemoryOrigin::new(move || reads.load(Ordering::Relaxed)));
@@ -406,12 +409,12 @@ async fn what_was_given_back_late_passes_once() {
     assert!(checks().await, "one burst");
     stopping.is_gone.store(false, Ordering::Relaxed);
     first.leave().await;
-    assert_eq!(stopping.charged_of("all", "everyone", "everyone"), 600, "it was given back");
-    assert!(!checks().await, "and not to pass twice");
+    assert_eq!(stopping.charged_of("all", "everyone", "everyone"), 600, "the charge was refunded");
+    assert!(!checks().await, "refunded units are not admitted twice");
 }
 
 #[tokio::test]
-async fn what_is_given_back_can_be_spent_again() {
+async fn refunded_units_can_be_spent_again() {
     let origin = WatchedOrigin::new();
     let (region, user, _) = two_limits(&origin, 5, 5);
     let ask = || user.region_check("alice").cost(5);
@@ -427,7 +430,7 @@ async fn what_is_given_back_can_be_spent_again() {
 }
 
 #[tokio::test]
-async fn who_pays_passes_without_the_origin_but_not_without_end() {
+async fn paid_limit_fails_open_up_to_the_tenant_limit() {
     let origin = WatchedOrigin::new();
     origin.is_gone.store(true, Ordering::Relaxed);
     let limit = Limit::gcra(10, MINUTE).expect("in range");
@@ -450,7 +453,11 @@ async fn who_pays_passes_without_the_origin_but_not_without_end() {
         }
         last = ask("bob").await;
     }
-    assert_eq!((last.is_allowed(), last.source), (false, DecisionSource::Open), "above what a tenant has");
+    assert_eq!(
+        (last.is_allowed(), last.source),
+        (false, DecisionSource::Open),
+        "above the coarse limit of the tenant"
+    );
     let strict = region.gate_with("", "strict", limit, RegionPolicy::of(Class::Security)).expect("a tenant");
     let both = [gate.region_check("alice"), strict.region_check("alice")];
     assert_eq!(
@@ -508,7 +515,7 @@ async fn a_limit_that_changes_its_algorithm_or_its_period_goes_on_counting() {
 }
 
 #[tokio::test]
-async fn what_an_origin_does_not_take_is_decided_by_class_at_once_and_said_again() {
+async fn refused_call_is_decided_by_class_and_retried() {
     let limit = Limit::gcra(100, HOUR).expect("in range");
     for (class, source) in
         [(Class::Comfort, DecisionSource::Local), (Class::Security, DecisionSource::Closed)]
@@ -528,21 +535,17 @@ async fn what_an_origin_does_not_take_is_decided_by_class_at_once_and_said_again
         assert_eq!(*refusal.borrow(), Some(CallError::Twice { meter: 0 }));
         origin.refuses.store(false, Ordering::Relaxed);
         let second = ask().await;
-        assert_eq!(
-            (second.source, second.is_allowed()),
-            (DecisionSource::Regional, true),
-            "nothing is stuck"
-        );
+        assert_eq!((second.source, second.is_allowed()), (DecisionSource::Regional, true), "no check hangs");
         assert!(node.0.stats().refused >= 1);
         node.0.leave().await;
         assert_eq!(origin.charged("alice"), 1 + u64::from(first.is_allowed()));
     }
 }
 
-/// A flood of keys fills an origin in memory. Those that it knows are decided as ever, with strangers in the same call, and strangers
-/// by class, as if there was no origin.
+/// A flood of keys fills an origin in memory. Those that it knows are decided as ever, with
+/// strangers in the same call, and strangers by class, as if there was no origin.
 #[tokio::test]
-async fn an_origin_without_room_decides_who_is_known_and_leaves_strangers_to_their_class() {
+async fn full_origin_decides_known_keys_and_new_keys_fall_back() {
     let limit = Limit::gcra(100, HOUR).expect("in range");
     for (class, source) in
         [(Class::Comfort, DecisionSource::Local), (Class::Security, DecisionSource::Closed)]
@@ -555,7 +558,7 @@ async fn an_origin_without_room_decides_who_is_known_and_leaves_strangers_to_the
         let ask = async |key: &str| {
             let questions = [node.1.region_check(key).placed_by("tenant")];
             let asked = tokio::time::timeout(Duration::from_secs(30), node.0.check(&questions)).await;
-            let region_decision = asked.expect("nobody is stuck").expect("one limit");
+            let region_decision = asked.expect("no check hangs").expect("one limit");
             (region_decision.source, region_decision.is_allowed())
         };
         let known = ["0", "1", "2", "3"];
@@ -577,7 +580,7 @@ async fn an_origin_without_room_decides_who_is_known_and_leaves_strangers_to_the
 }
 
 #[tokio::test]
-async fn what_is_charged_without_asking_counts_whatever_is_held() {
+async fn charge_without_a_check_counts_beside_any_grant() {
     for limit in [Limit::gcra(100, HOUR), Limit::sliding_window(100, HOUR)] {
         for class in [Class::Comfort, Class::Security] {
             let origin = WatchedOrigin::new();
@@ -600,7 +603,7 @@ async fn what_is_charged_without_asking_counts_whatever_is_held() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_because_too_many_do_is_decided_by_class() {
+async fn request_beyond_the_waiting_limit_is_decided_by_class() {
     let limit = Limit::gcra(100, HOUR).expect("in range");
     for (class, source) in
         [(Class::Comfort, DecisionSource::Local), (Class::Security, DecisionSource::Closed)]

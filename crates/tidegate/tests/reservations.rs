@@ -23,7 +23,7 @@ fn hold<'l, 'g>(limiter: &'l Limiter, asks: &[Check<'g>]) -> Reservation<'l, 'g>
 }
 
 #[test]
-fn what_is_set_aside_counts_at_once_and_is_charged_by_a_commit() {
+fn reservation_counts_at_once_and_is_charged_by_commit() {
     for limit in both(10, HOUR) {
         let (limiter, _) = limiter(&[("a", limit)]);
         let gate = limiter.gate("a").unwrap();
@@ -139,7 +139,7 @@ fn a_late_commit_is_still_charged_and_takes_nothing_from_another() {
         let late = hold(&limiter, &[gate.key("x").cost(4)]);
         clock.advance(LAPSE);
         let held = hold(&limiter, &[gate.key("x").cost(5)]);
-        assert_eq!(remaining(&limiter, gate.key("x")), 5, "what lapsed is free again");
+        assert_eq!(remaining(&limiter, gate.key("x")), 5, "a lapsed reservation is free again");
         late.commit_actual(3);
         assert_eq!(remaining(&limiter, gate.key("x")), 2);
         drop(held);

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use super::load::Answers;
 use super::plan::{Plan, Surface};
 
-/// The largest answer that is read.
+/// Maximum size of a response, bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 pub(super) struct HttpConnection {
@@ -26,7 +26,8 @@ impl HttpConnection {
         let stream = TcpStream::connect(plan.address).await?;
         stream.set_nodelay(true)?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-        // Ends with the sender, or with the connection; then the sender says so.
+        // The task ends with the sender or with the connection. In the second case the sender
+        // returns an error.
         tokio::task::spawn_local(connection);
         Ok(Self { sender })
     }
@@ -83,8 +84,10 @@ fn decision(surface: Surface, status: StatusCode, body: &[u8]) -> Result<bool, S
     if let (StatusCode::OK, Some(allowed)) = (status, allowed) {
         return Ok(allowed);
     }
-    let detail =
-        answer["detail"].as_str().or(answer["error"]["detail"].as_str()).unwrap_or("no decision in it");
+    let detail = answer["detail"]
+        .as_str()
+        .or(answer["error"]["detail"].as_str())
+        .unwrap_or("the response has no decision");
     Err(format!("the server answered {}: {detail}", status.as_u16()))
 }
 

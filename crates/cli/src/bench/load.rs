@@ -22,22 +22,23 @@ use crate::Failure;
 /// The most threads. More than this are not needed to keep any server busy from one machine.
 const THREADS_MAX: u64 = 8;
 
-/// How long one answer may take; a server that takes longer has not answered.
+/// Timeout for one reply. After it, the request counts as failed.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long to wait before a lost connection is opened anew: a server that is gone must not be hammered.
+/// Delay before a lost connection is reopened, so that an unreachable server is not flooded.
 const REOPEN_AFTER: Duration = Duration::from_millis(100);
 
 /// How often the progress is drawn.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
-/// How far apart connections begin in the sequence of keys.
+/// Distance between the starting points of two connections in the sequence of keys.
 const CONNECTION_STRIDE: u64 = 0x1234_5678_9abc;
 
-/// Latencies are kept in nanoseconds to three digits, up to more than any that are counted.
+/// Maximum of the latency histogram, ns, above any latency that counts. It has three significant
+/// digits.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// What the questions came to.
+/// Counts of the replies by outcome.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answers {
     pub(super) allowed: u64,
@@ -68,7 +69,7 @@ impl Answers {
     }
 }
 
-/// What was found.
+/// Results of a run.
 pub(super) struct Findings {
     pub(super) answers: Answers,
     /// Nanoseconds, of questions that got a decision.
@@ -99,7 +100,7 @@ impl Findings {
     }
 }
 
-/// Puts the load on the server, and shows how it goes.
+/// Puts the load on the server, and draws the progress.
 pub(super) fn run(plan: &Arc<Plan>) -> Result<Findings, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let threads = cores.min(THREADS_MAX).min(plan.connections);
@@ -111,7 +112,7 @@ pub(super) fn run(plan: &Arc<Plan>) -> Result<Findings, Failure> {
         for thread in 0..threads {
             let (done, answered) = (done.clone(), &answered);
             scope.spawn(move || {
-                // Nobody listens any more once another thread has failed.
+                // The send fails if another thread has failed, because the receiver is then gone.
                 let _ = done.send(drive(plan, thread, threads, started, answered));
             });
         }
@@ -132,7 +133,7 @@ pub(super) fn run(plan: &Arc<Plan>) -> Result<Findings, Failure> {
 struct Progress(ProgressBar);
 
 impl Progress {
-    /// Draws only where somebody looks.
+    /// The bar is drawn only on a terminal.
     fn new(plan: &Plan) -> Self {
         let bar = ProgressBar::new(millis(plan.duration));
         if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} %  {msg}") {
@@ -144,7 +145,7 @@ impl Progress {
     fn draw(&self, started: Instant, answered: &AtomicU64) {
         let spent = millis(now() - started);
         let so_far = answered.load(Ordering::Relaxed);
-        self.0.set_message(format!("{} answers/s", so_far * 1_000 / spent.max(1)));
+        self.0.set_message(format!("{} responses/s", so_far * 1_000 / spent.max(1)));
         self.0.set_position(spent);
     }
 }
@@ -250,7 +251,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Connections take turns, so that the load is even.
+    /// Staggers the connections, so that the load is even.
     fn new(plan: &Plan, number: u64, started: Instant) -> Self {
         let every = plan.every();
         let turn = |every: Duration| {
@@ -260,8 +261,8 @@ impl Pace {
         Self { next: started + every.map_or(Duration::ZERO, turn), every }
     }
 
-    /// Waits for the next batch to be due; nothing when the end comes first. What waits because the server is slow
-    /// counts from when it was due: a slow server does not get to choose when it is asked.
+    /// Waits until the next batch is due; returns `None` if the run ends first. Latency counts from
+    /// the due time, so a slow server cannot hide the time that requests wait for it.
     async fn wait(&mut self, ends: Instant) -> Option<Instant> {
         let Some(every) = self.every else { return Some(now()).filter(|now| *now < ends) };
         let due = self.next;

@@ -19,11 +19,11 @@ use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     Command::new("bench")
-        .about("Puts a bounded load on a running server, and tells how fast it answers")
+        .about("Put a bounded load on a running server, and report its latency")
         .long_about(
-            "Puts a bounded load on a running server and tells how fast it answers. Every question is about a key drawn \
-             at random, under a limit that comes with it (or, for the surface `check`, under the server's rules). Stops \
-             by itself. Only servers on this machine, unless told otherwise; connections are not encrypted.",
+            "Put a bounded load on a running server, and report its latency. Each check has a random key \
+             and carries its limit; with the surface `check`, the rules of the server apply. Connections \
+             are not encrypted. A server on another machine requires --allow-remote.",
         )
         .arg(
             Arg::new("surface")
@@ -36,33 +36,33 @@ pub(crate) fn command() -> Command {
         .arg(
             Arg::new("server")
                 .long("server")
-                .value_name("URL")
-                .help("The server [default: http://127.0.0.1:8080, for resp redis://127.0.0.1:6380]"),
+                .value_name("ADDRESS")
+                .help("HOST:PORT or URL of the listener [default: 127.0.0.1:8080; resp: 127.0.0.1:6380]"),
         )
         .arg(token_arg())
         .arg(number("connections", "N", "50", 1, CONNECTIONS_MAX, "Connections, 1 to 1000"))
-        .arg(number("pipeline", "N", "1", 1, PIPELINE_MAX, "Questions sent together, 1 to 256; resp only"))
+        .arg(number("pipeline", "N", "1", 1, PIPELINE_MAX, "Checks sent together, 1 to 256; resp only"))
         .arg(
             Arg::new("duration")
                 .long("duration")
                 .value_name("TIME")
                 .default_value("10s")
-                .help("How long, 1s to 1h"),
+                .help("Duration of the load, 1s to 1h"),
         )
-        .arg(number("keys", "N", "1000000", 1, KEYS_MAX, "How many keys there are to draw from"))
-        .arg(number("limit", "N", "100", 1, u64::from(u32::MAX), "The limit of each key, per minute"))
+        .arg(number("keys", "N", "1000000", 1, KEYS_MAX, "Number of keys to draw from"))
+        .arg(number("limit", "N", "100", 1, u64::from(u32::MAX), "Limit of each key, per minute"))
         .arg(
             Arg::new("rate")
                 .long("rate")
                 .value_name("N")
                 .value_parser(value_parser!(u64).range(1..=10_000_000))
-                .help("Questions per second, all together [default: as many as are answered]"),
+                .help("Checks per second over all connections [default: unlimited]"),
         )
         .arg(
             Arg::new("allow_remote")
                 .long("allow-remote")
                 .action(ArgAction::SetTrue)
-                .help("Also put load on a server on another machine: yours to answer for"),
+                .help("Permit a server on another machine"),
         )
         .arg(json_arg())
 }
@@ -93,8 +93,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         report::print(&plan, &findings)?;
     }
     if findings.answered() == 0 {
-        let reason = findings.answers.first_error.as_deref().unwrap_or("no answer came");
-        return Err(Failure::failed(format!("not one question got a decision: {reason}")));
+        let reason = findings.answers.first_error.as_deref().unwrap_or("no response");
+        return Err(Failure::failed(format!("no check got a decision: {reason}")));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! What load to put on which server.
+//! The load of a benchmark and the server that receives it.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -12,18 +12,18 @@ use crate::Failure;
 
 /// The most connections. Higher: more file descriptors here than a user usually has.
 pub(super) const CONNECTIONS_MAX: u64 = 1_000;
-/// The most questions sent together. Higher: what is measured is how long a queue is.
+/// Maximum of requests sent together. Higher: the benchmark measures the length of a queue.
 pub(super) const PIPELINE_MAX: u64 = 256;
-/// The most keys to draw from: ten times what any table is measured with.
+/// Maximum of keys to draw from: ten times as many as any table is measured with.
 pub(super) const KEYS_MAX: u64 = 1_000_000_000;
 
 const DURATION_MIN: Duration = Duration::from_secs(1);
 const DURATION_MAX: Duration = Duration::from_hours(1);
 
-/// How long to try to reach the server at all.
+/// Timeout for the first connection to the server.
 const REACH_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// What is asked.
+/// The surface that receives the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Surface {
     Http,
@@ -57,7 +57,7 @@ impl Surface {
     }
 }
 
-/// What load to put on which server.
+/// The load of a benchmark and the server that receives it.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) surface: Surface,
@@ -97,22 +97,22 @@ impl Plan {
     fn check(&self, allow_remote: bool) -> Result<(), Failure> {
         if self.pipeline > 1 && self.surface != Surface::Resp {
             return Err(Failure::usage(
-                "pipeline: only resp sends questions together; more --connections do the same",
+                "pipeline: only the surface resp has a pipeline; use more --connections",
             ));
         }
         if self.token.as_ref().is_some_and(|token| token.chars().any(char::is_control)) {
-            return Err(Failure::usage("token: has control characters in it"));
+            return Err(Failure::usage("token: it has control characters"));
         }
         if !allow_remote && !self.address.ip().is_loopback() {
             return Err(Failure::usage(format!(
-                "server: {} is not on this machine: --allow-remote, if you may put load on it",
+                "server: {} is on another machine: pass --allow-remote if you may put load on it",
                 self.address
             )));
         }
         Ok(())
     }
 
-    /// Whether anybody is there at all.
+    /// Checks that the server accepts a connection.
     pub(super) fn reach(&self) -> io::Result<()> {
         TcpStream::connect_timeout(&self.address, REACH_TIME_MAX).map(drop)
     }
@@ -128,18 +128,32 @@ impl Plan {
 fn address(surface: Surface, server: &str) -> Result<SocketAddr, Failure> {
     let wrong = || {
         let example = surface.local_server();
-        Failure::usage(format!("server: {server:?} is not a URL with a port, such as {example}"))
+        Failure::usage(format!(
+            "server: {server:?} is not an address with a port, such as localhost:8080 or {example}"
+        ))
     };
-    let url: Uri = server.parse().map_err(|_| wrong())?;
+    let url =
+        if server.contains("://") { server.to_owned() } else { format!("{}://{server}", surface.scheme()) };
+    let url: Uri = url.parse().map_err(|_| wrong())?;
     if url.scheme_str() != Some(surface.scheme()) || !matches!(url.path(), "" | "/") {
         return Err(wrong());
     }
     let (Some(host), Some(port)) = (url.host(), url.port_u16()) else { return Err(wrong()) };
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let mut found = (host, port)
+    let found: Vec<SocketAddr> = (host, port)
         .to_socket_addrs()
-        .map_err(|error| Failure::unreachable(format!("server: {host}: {error}")))?;
-    found.next().ok_or_else(|| Failure::unreachable(format!("server: {host}: has no address")))
+        .map_err(|error| Failure::unreachable(format!("server: {host}: {error}")))?
+        .collect();
+    first_open(&found).ok_or_else(|| Failure::unreachable(format!("server: {host}: the name has no address")))
+}
+
+/// The first address that accepts a connection, or else the first one. A name such as `localhost`
+/// has an address of each family, and the server may listen on one of them.
+fn first_open(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    let is_open = |address: &&SocketAddr| TcpStream::connect_timeout(address, REACH_TIME_MAX).is_ok();
+    let is_local = addresses.iter().all(|address| address.ip().is_loopback());
+    let open = addresses.iter().find(|address| is_local && addresses.len() > 1 && is_open(address));
+    open.or(addresses.first()).copied()
 }
 
 fn duration(text: &str) -> Result<Duration, Failure> {

@@ -1,13 +1,12 @@
-//! What was found, for people and for programs.
+//! Results of a run, as a table for people and as JSON for programs.
 
-use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
 use super::load::Findings;
 use super::plan::Plan;
-use crate::Failure;
+use crate::{Failure, table};
 
-/// The latencies that are told.
+/// The latency quantiles in the report.
 const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99_9", 0.999)];
 
 /// As one object of JSON.
@@ -33,8 +32,7 @@ pub(super) fn json(plan: &Plan, findings: &Findings) -> Value {
 
 /// As a table.
 pub(super) fn print(plan: &Plan, findings: &Findings) -> Result<(), Failure> {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
+    let mut table = table::without_header();
     table.add_row(["decisions".to_owned(), findings.answered().to_string()]);
     table.add_row(["per second".to_owned(), format!("{:.0}", per_second(findings))]);
     table.add_row(["allowed".to_owned(), findings.answers.allowed.to_string()]);
@@ -43,14 +41,12 @@ pub(super) fn print(plan: &Plan, findings: &Findings) -> Result<(), Failure> {
     for (name, us) in latencies(findings) {
         table.add_row([name.replace('_', "."), format!("{us:.1} us")]);
     }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    table::align_right(&mut table, 1);
     let (surface, address) = (plan.surface.as_str(), plan.address);
     let (connections, pipeline, seconds) = (plan.connections, plan.pipeline, findings.taken.as_secs_f64());
-    say!("{surface} at {address}: {connections} connections, {pipeline} at once, {seconds:.1} s\n{table}")?;
+    say!("{surface} at {address}: {connections} connections, pipeline {pipeline}, {seconds:.1} s\n{table}")?;
     if let Some(error) = &findings.answers.first_error {
-        say!("the first error: {error}")?;
+        say!("first error: {error}")?;
     }
     Ok(())
 }

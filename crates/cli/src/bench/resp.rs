@@ -9,10 +9,10 @@ use tokio::net::TcpStream;
 use super::load::Answers;
 use super::plan::Plan;
 
-/// The longest line of an answer.
+/// Maximum length of a line of a reply, bytes.
 const LINE_BYTES_MAX: u64 = 1_024;
 
-/// A decision is an array of five integers, of which the first says whether it was limited.
+/// A decision is an array of five integers. The first is 1 if the request was limited.
 const DECISION_PARTS: &str = "*5";
 
 pub(super) struct RespConnection {
@@ -92,7 +92,7 @@ fn integer(line: &str) -> io::Result<i64> {
 }
 
 fn unexpected(line: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("not an answer to CL.THROTTLE: {line:?}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("{line:?} is not a response to CL.THROTTLE"))
 }
 
 async fn line<'b>(stream: &mut (impl AsyncBufRead + Unpin), buffer: &'b mut Vec<u8>) -> io::Result<&'b str> {
@@ -101,7 +101,7 @@ async fn line<'b>(stream: &mut (impl AsyncBufRead + Unpin), buffer: &'b mut Vec<
     match buffer.strip_suffix(b"\r\n") {
         Some(line) => std::str::from_utf8(line).map_err(io::Error::other),
         None if buffer.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
-        None => Err(io::Error::new(io::ErrorKind::InvalidData, "a line that does not end")),
+        None => Err(io::Error::new(io::ErrorKind::InvalidData, "the line has no end")),
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_what_redis_clients_send() {
+    fn command_is_encoded_as_redis_clients_send_it() {
         let mut commands = String::new();
         write_command(&mut commands, 7, 100).expect("fits");
         assert_eq!(

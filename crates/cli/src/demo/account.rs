@@ -1,4 +1,4 @@
-//! What passed, against what one bucket lets pass and what is promised at most.
+//! Compares the admitted units with one bucket and with the promised bound.
 
 use tidegate::Limit;
 use tidegate::region::bound::{Faults, Fleet, Promise, bound};
@@ -9,23 +9,25 @@ use tidegate::region::{Class, Regime};
 pub(super) struct AccountState {
     /// Since when, µs.
     pub(super) elapsed_us: u64,
-    /// What all regions admitted together.
+    /// Units that all regions admitted together.
     pub(super) admitted: u64,
-    /// What one bucket would have admitted at most: B + r * t.
+    /// Units that one bucket would have admitted at most: B + r * t.
     pub(super) bucket: u64,
-    /// What the regions may have admitted at most: that, and what they may pass because they have not heard of each other.
+    /// Units that the regions may have admitted at most: `bucket`, plus the over-admission due to
+    /// usage of peers that they do not know yet.
     pub(super) bound: u64,
-    /// Whether no interval had more than is promised for it: from any moment to any later one, not from the start only.
+    /// Whether every interval kept its bound: from any reading to any later one, not only from the
+    /// start.
     pub(super) is_held: bool,
 }
 
-/// Sums up what is admitted on one key.
+/// Sums the units admitted on one key.
 pub(super) struct Account {
     limit: Limit,
     fleet: Fleet,
     before: AccountState,
-    /// The largest, over all intervals that end now, of what was admitted in them less what drains in them, in units times
-    /// microseconds of the period: a bucket that never denies.
+    /// Level of a bucket that never denies, in units times microseconds of the period. It is the
+    /// maximum, over all intervals that end now, of the admitted units less the drained units.
     level: u128,
 }
 
@@ -35,7 +37,7 @@ impl Account {
         Self { limit, fleet, before, level: 0 }
     }
 
-    /// Takes in what was admitted until now, with so many partitions of the network until now.
+    /// Adds the units admitted and the network partitions so far.
     pub(super) fn take(&mut self, elapsed_us: u64, admitted: u64, partitions: u32) -> AccountState {
         let (amount, period) = (u128::from(self.limit.amount()), u128::from(self.limit.period_us()));
         let (passed_us, more) = (elapsed_us - self.before.elapsed_us, admitted - self.before.admitted);
@@ -58,7 +60,7 @@ impl Account {
     }
 }
 
-/// The class of the limit: one that admits nothing that nobody counted, however busy the machine is.
+/// The class of the limit. `security` admits no uncounted units, however busy the machine is.
 pub(super) const CLASS: Class = Class::Security;
 
 /// How far the limit may be passed.
@@ -80,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_is_one_bucket_and_what_regions_do_not_know_of_each_other() {
+    fn bound_is_one_bucket_and_the_cross_region_surplus() {
         let (mut account, surplus) = account();
         let account_state = account.take(2_550_000, 7, 0);
         assert_eq!((account_state.bucket, account_state.bound), (35, 35 + surplus));

@@ -1,4 +1,5 @@
-//! `tidegate demo`: three regions in this process under attack, with links to cut, and what they admit against what is promised.
+//! `tidegate demo`: three regions in this process under attack, with links to cut. Compares the
+//! admitted units with the promised bound.
 
 mod account;
 mod plain;
@@ -23,51 +24,56 @@ use self::screen::Screen;
 use self::world::{PER_SECOND, Reading, World};
 use crate::{CommandResult, EXIT_FAILED, Failure};
 
-/// How often everything is looked at.
+/// Interval between readings of the demo.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The longest run that ends by itself.
 const SECONDS_MAX: u64 = 86_400;
 
-/// The longest way between two regions. With more, rounds would be so late that regions took the silence for a cut.
+/// Maximum one-way delay between two regions, ms. With more, rounds arrive so late that regions
+/// take the delay for a cut link.
 const DELAY_MS_MAX: u64 = 250;
 
 const US_PER_SECOND: u64 = 1_000_000;
 
 pub(crate) fn command() -> Command {
     Command::new("demo")
-        .about("Shows three regions under attack, with links to cut, and what they admit")
+        .about("Show three regions under attack, with links to cut")
         .long_about(
-            "Runs three regions in this process, each with an origin in memory and a replicator, over a network that takes its \
-             time and whose links can be cut. An attacker asks for ten times a limit in each region, ordinary users for a part \
-             of theirs. Shows what is admitted against what one bucket would admit and against the bound that is promised.\n\n\
-             Keys: 1, 2, 3 cut or heal a link; a turns the attacker off and on; q quits. Without a terminal it prints a line \
-             each second. Exits with 0 if the bound was held and 1 if it was passed.",
+            "Run three regions in this process, each with an origin in memory and a replicator, over a \
+             network with a delay and with links to cut. In each region an attacker sends ten times a \
+             limit, and ordinary users a part of theirs. The demo compares the admitted usage with a \
+             single bucket and with the bound.\n\nKeys: 1, 2, 3 cut or heal a link; a turns the attacker \
+             on or off; q quits. Without a terminal, the demo prints a line each second.\n\nExit status: 0 \
+             if the bound holds, 1 if it is exceeded.",
         )
         .arg(
             number("seconds", "SECONDS", 1, SECONDS_MAX)
-                .help("Ends after this long [default: when told to]"),
+                .help("Duration of the demo [default: until a signal or q]"),
         )
         .arg(
             number("delay", "MS", 0, DELAY_MS_MAX)
                 .default_value("80")
-                .help("What every word between two regions takes, one way, 0 to 250"),
+                .help("One-way delay between two regions, 0 to 250"),
         )
-        .arg(number("cut", "SECONDS", 0, SECONDS_MAX).help("Cuts a link after this long"))
-        .arg(number("heal", "SECONDS", 0, SECONDS_MAX).requires("cut").help("Heals it after this long"))
+        .arg(number("cut", "SECONDS", 0, SECONDS_MAX).help("Time at which a link is cut"))
+        .arg(number("heal", "SECONDS", 0, SECONDS_MAX).requires("cut").help(
+            "Time at which the link is \
+                                                                             healed",
+        ))
         .arg(
             Arg::new("link")
                 .long("link")
                 .value_name("N")
                 .value_parser(value_parser!(u8).range(1..=3))
                 .default_value("1")
-                .help("Which one: 1 eu-us, 2 us-ap, 3 ap-eu"),
+                .help("Link to cut: 1 eu-us, 2 us-ap, 3 ap-eu"),
         )
         .arg(
             Arg::new("plain")
                 .long("plain")
                 .action(ArgAction::SetTrue)
-                .help("Prints a line each second, as without a terminal"),
+                .help("Print a line each second, as without a terminal"),
         )
 }
 
@@ -75,7 +81,7 @@ fn number(name: &'static str, unit: &'static str, least: u64, most: u64) -> Arg 
     Arg::new(name).long(name).value_name(unit).value_parser(value_parser!(u64).range(least..=most))
 }
 
-/// What happens by itself, and when.
+/// The scheduled end, cut and repair of a run.
 struct Script {
     end_us: Option<u64>,
     cut_us: Option<u64>,
@@ -93,12 +99,12 @@ impl Script {
             link: matches.get_one::<u8>("link").map_or(0, |link| usize::from(*link) - 1),
         };
         if script.heal_us.is_some_and(|heal_us| Some(heal_us) <= script.cut_us) {
-            return Err(Failure::usage("--heal: has to be after --cut"));
+            return Err(Failure::usage("--heal: the time must be after --cut"));
         }
         Ok(script)
     }
 
-    /// Does what is due, once.
+    /// Performs each scheduled action once, when it is due.
     fn act(&mut self, world: &World, elapsed_us: u64) {
         let is_due = |due_us: &mut Option<u64>| due_us.take_if(|due_us| *due_us <= elapsed_us).is_some();
         if is_due(&mut self.cut_us) {
@@ -114,11 +120,11 @@ impl Script {
     }
 }
 
-/// Shows how everything stands.
+/// Shows the state of the demo.
 trait View {
     fn show(&mut self, reading: &Reading, account_state: &AccountState) -> io::Result<()>;
 
-    /// Passes a while, and does what somebody at the terminal wants meanwhile; whether they want it to end.
+    /// Waits for one interval and handles the user's input. Returns whether the user wants to quit.
     fn wait(&mut self, world: &World, regions: &Regions) -> io::Result<bool>;
 }
 
@@ -155,9 +161,10 @@ fn watch(world: &World, mut script: Script, regions: &Regions, view: &mut dyn Vi
     }
 }
 
-/// The regions, which run on a thread of their own until the process ends: whoever draws does not hold them up.
+/// The regions. They run on a thread of their own until the process ends, so drawing does not delay
+/// them.
 struct Regions {
-    /// Hears when somebody tells the process to stop.
+    /// Receives a message when a signal asks the process to stop.
     stopped: Receiver<()>,
 }
 
@@ -186,17 +193,19 @@ impl Regions {
         Ok(Self { stopped })
     }
 
-    /// Whether somebody tells the process to stop within this time.
+    /// Whether a signal asks the process to stop within this time.
     fn is_stopped(&self, within: Duration) -> io::Result<bool> {
         match self.stopped.recv_timeout(within) {
             Ok(()) => Ok(true),
             Err(RecvTimeoutError::Timeout) => Ok(false),
-            Err(RecvTimeoutError::Disconnected) => Err(io::Error::other("the regions do not run any more")),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(io::Error::other("the thread of the regions has ended"))
+            }
         }
     }
 }
 
-/// What came of it.
+/// The result of a run.
 struct Summary {
     reading: Reading,
     account_state: AccountState,
@@ -208,21 +217,21 @@ impl fmt::Display for Summary {
         let (attacker, users) = (self.reading.attacker(), self.reading.users());
         let asked = attacker.admitted + attacker.denied;
         let partitions = self.reading.partitions;
+        writeln!(f, "attacker: {asked} requests in {:.1} s, admitted {admitted}", seconds(elapsed_us))?;
+        writeln!(f, "one bucket of {PER_SECOND}/s: at most {bucket}")?;
         writeln!(
             f,
-            "the attacker asked for {asked} in {:.1} s, and was admitted {admitted}",
-            seconds(elapsed_us)
+            "bound of three regions: at most {bound} (network partitions: {partitions}): {}",
+            held(is_held)
         )?;
-        writeln!(f, "one bucket of {PER_SECOND}/s admits {bucket} at most")?;
-        writeln!(f, "three regions promise {bound} at most (partitions: {partitions}): {}", held(is_held))?;
         let asked = users.admitted + users.denied;
-        write!(f, "ordinary users asked for {asked}, and were denied {}", users.denied)
+        write!(f, "users: {asked} requests, denied {}", users.denied)
     }
 }
 
 /// Whether the bound was held, in a word.
 fn held(is_held: bool) -> &'static str {
-    if is_held { "held" } else { "PASSED" }
+    if is_held { "held" } else { "EXCEEDED" }
 }
 
 /// For people.

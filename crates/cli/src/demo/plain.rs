@@ -10,7 +10,7 @@ use crate::out::{self, Reader};
 
 #[derive(Default)]
 pub(super) struct Plain {
-    /// How many seconds were told.
+    /// Number of seconds printed so far.
     shown: u64,
     is_unread: bool,
 }
@@ -38,7 +38,7 @@ fn line(second: u64, reading: &Reading, account_state: &AccountState) -> String 
         format!("{second:>3} s: admitted {admitted}, one bucket {bucket}, bound {bound}: {}", held(is_held));
     // Writing to a string does not fail.
     for (name, region) in NAMES.iter().zip(&reading.regions) {
-        let _ = write!(line, "; {name} {}", region_words(region));
+        let _ = write!(line, "; {name} {}", describe_region(region));
     }
     for (link, (one, other)) in LINKS.iter().enumerate().filter(|(link, _)| !reading.links_up[*link]) {
         let _ = write!(line, "; link {} {}-{} cut", link + 1, NAMES[*one], NAMES[*other]);
@@ -46,7 +46,7 @@ fn line(second: u64, reading: &Reading, account_state: &AccountState) -> String 
     line
 }
 
-fn region_words(region: &RegionReading) -> String {
+fn describe_region(region: &RegionReading) -> String {
     let admitted = region.attacker.admitted;
     let how = if region.is_connected { "connected" } else { "isolated" };
     region.lag_us.map_or_else(

@@ -1,4 +1,4 @@
-//! Everything at a glance, drawn anew ten times a second, with keys to cut links by.
+//! The view on a terminal: redrawn ten times a second, with keys that cut links.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,7 +20,7 @@ use super::{LOOK_EVERY, Regions, US_PER_SECOND, View, World, held, seconds};
 /// How much of the past is drawn.
 const PAST: Duration = Duration::from_mins(1);
 
-/// By how much of the past rates are told.
+/// Interval over which rates are averaged, µs.
 const RATE_OVER_US: u64 = US_PER_SECOND;
 
 /// A frame, a header and the regions.
@@ -60,7 +60,7 @@ impl View for Screen {
     }
 }
 
-/// Does what a key is for; whether it is for the end.
+/// Handles a key. Returns whether it is a key that quits.
 fn press(world: &World, event: &Event) -> bool {
     let Event::Key(key) = event else { return false };
     if key.kind != KeyEventKind::Press {
@@ -79,7 +79,7 @@ fn press(world: &World, event: &Event) -> bool {
     false
 }
 
-/// What is drawn.
+/// The content of the screen.
 struct Picture {
     delay: Duration,
     past: VecDeque<(Reading, AccountState)>,
@@ -116,7 +116,7 @@ impl Picture {
     fn head(&self, reading: &Reading) -> Paragraph<'static> {
         let (attacker, users) = (reading.attacker(), reading.users());
         let attack = if reading.attacks {
-            Span::styled(format!("asks for {}/s in each region", ATTACK * PER_SECOND), BAD)
+            Span::styled(format!("sends {}/s in each region", ATTACK * PER_SECOND), BAD)
         } else {
             Span::styled("is quiet", GOOD)
         };
@@ -131,7 +131,7 @@ impl Picture {
                 )),
             ]),
             Line::from(vec![
-                Span::raw("The attacker "),
+                Span::raw("Attacker "),
                 attack,
                 Span::raw(format!(": {} denied. Users: {} admitted, ", attacker.denied, users.admitted)),
                 Span::styled(format!("{} denied", users.denied), denied),
@@ -159,14 +159,14 @@ impl Picture {
             ])
             .style(color)
         });
-        let header = ["region", "counts on", "limit", "admits", "admitted", "denied", "lag"];
+        let header = ["region", "spends", "limit", "admits", "admitted", "denied", "lag"];
         let widths = [8, 19, 8, 8, 10, 10, 9].map(Constraint::Length);
         Table::new(rows, widths)
             .header(Row::new(header).style(Modifier::BOLD))
-            .block(Block::bordered().title(" the attacker's key, by region "))
+            .block(Block::bordered().title(" key of the attacker, by region "))
     }
 
-    /// What each region admitted of the attacker in the last second.
+    /// Returns the attacker's units that each region admitted in the last second.
     fn rates(&self, reading: &Reading) -> [u64; REGIONS] {
         let since_us = reading.elapsed_us.saturating_sub(RATE_OVER_US);
         let before = self.past.iter().rev().find(|(old, _)| old.elapsed_us <= since_us);
@@ -206,7 +206,7 @@ impl Picture {
             Axis::default().bounds([from, to]).labels([format!("{from:.0}{unit}"), format!("{to:.0}{unit}")])
         };
         let chart = Chart::new(datasets.into())
-            .block(Block::bordered().title(" admitted in all regions together "))
+            .block(Block::bordered().title(" admitted in all regions "))
             .x_axis(axis(from, to, " s"))
             .y_axis(axis(low, high, ""))
             .legend_position(Some(LegendPosition::BottomRight))
@@ -232,10 +232,10 @@ fn bound_gauge(account_state: &AccountState) -> Gauge<'static> {
         (true, false) => ODD,
         (true, true) => GOOD,
     };
-    let label = format!("{admitted} admitted, {bucket} by one bucket, {bound} at most: {}", held(is_held));
+    let label = format!("{admitted} admitted, one bucket {bucket}, bound {bound}: {}", held(is_held));
     Gauge::default()
         .block(Block::bordered().title(" against the bound "))
-        // With a ground of its own, on which what is filled and what is not can both be read.
+        // With a background of its own, the label is readable on the filled and on the empty part.
         .gauge_style(Style::new().fg(color).bg(Color::Black))
         .ratio((float(admitted) / float(bound.max(1))).min(1.0))
         .label(label)
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_and_what_passed_since_a_second_ago_are_drawn() {
+    fn screen_shows_a_cut_link_and_admissions_per_second() {
         let mut picture = Picture { delay: Duration::from_millis(80), past: VecDeque::new() };
         for (seconds, admitted, is_connected) in [(3, 100, true), (4, 142, false)] {
             let reading = reading(seconds, admitted, is_connected);
@@ -294,19 +294,19 @@ mod tests {
         {
             assert!(drawn.contains(words), "{words:?} in\n{drawn}");
         }
-        assert!(drawn.contains("1300 at most: held"), "{drawn}");
+        assert!(drawn.contains("bound 1300: held"), "{drawn}");
     }
 
     #[test]
-    fn a_bound_that_was_passed_is_said_so() {
+    fn screen_shows_an_exceeded_bound() {
         let mut picture = Picture { delay: Duration::ZERO, past: VecDeque::new() };
         let reading = reading(4, 900, true);
         picture.take(&reading, &account_state(&reading, false));
-        assert!(drawn(&picture).contains("1300 at most: PASSED"));
+        assert!(drawn(&picture).contains("bound 1300: EXCEEDED"));
     }
 
     #[test]
-    fn the_past_is_kept_for_a_minute() {
+    fn readings_are_kept_for_a_minute() {
         let mut picture = Picture { delay: Duration::ZERO, past: VecDeque::new() };
         for seconds in 0..200 {
             let reading = reading(seconds, seconds, true);

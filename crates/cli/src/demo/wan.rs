@@ -1,4 +1,5 @@
-//! The network between the regions of a demo: real sockets on this machine, a delay, and links that can be cut.
+//! The network between the regions of a demo: real sockets on this machine, a delay, and links that
+//! can be cut.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +11,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// How many pieces are on the way in one direction of a connection. More than replicators say in the longest delay.
+/// Maximum of chunks in flight in one direction of a connection. Replicators send fewer within the
+/// longest delay.
 const ON_THE_WAY_MAX: usize = 256;
 
 /// The largest piece.
@@ -31,13 +33,13 @@ impl Link {
         *self.is_up.borrow()
     }
 
-    /// While a link is cut nothing passes and connections stay open, as if the network were gone. What was said meanwhile
-    /// arrives when it is healed, as TCP would say it again.
+    /// Cuts or heals the link. A cut link delivers nothing and keeps its connections open, like a
+    /// broken network. Data sent meanwhile arrives after the repair, as with TCP retransmission.
     pub(super) fn set(&self, is_up: bool) {
         self.is_up.send_replace(is_up);
     }
 
-    /// Leads everybody who connects to `listener` over this link.
+    /// Forwards every connection to `listener` over this link.
     pub(super) fn lead(&self, listener: TcpListener, to: SocketAddr) {
         tokio::spawn(accept(listener, to, Path { is_up: self.is_up.subscribe(), delay: self.delay }));
     }
@@ -138,14 +140,14 @@ mod tests {
         heard
     }
 
-    async fn has_heard(far: &TcpStream) -> bool {
+    async fn has_received(far: &TcpStream) -> bool {
         let peek =
             |context: &mut std::task::Context<'_>| far.poll_peek(context, &mut ReadBuf::new(&mut [0; 3]));
         poll_fn(|context| Poll::Ready(peek(context).is_ready())).await
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_cut_link_keeps_what_is_said_until_it_is_healed() {
+    async fn cut_link_delays_data_until_it_is_healed() {
         let [cut, other] = [Link::new(Duration::ZERO), Link::new(Duration::from_millis(20))];
         let (mut near, mut far) = ends(&cut).await;
         let (mut near_other, mut far_other) = ends(&other).await;
@@ -154,10 +156,10 @@ mod tests {
 
         cut.set(false);
         near.write_all(b"two").await.expect("still open");
-        // What takes longer is there before it.
+        // Data sent later on the slower link arrives first.
         near_other.write_all(b"new").await.expect("open");
         assert_eq!(&hear(&mut far_other).await, b"new");
-        assert!(!has_heard(&far).await);
+        assert!(!has_received(&far).await);
         cut.set(true);
         assert_eq!(&hear(&mut far).await, b"two");
     }

@@ -20,36 +20,37 @@ use crate::Failure;
 
 pub(super) const REGIONS: usize = 3;
 
-/// What the regions are called.
+/// Names of the regions.
 pub(super) const NAMES: [&str; REGIONS] = ["eu", "us", "ap"];
 
 /// Which regions a link joins.
 pub(super) const LINKS: [(usize, usize); REGIONS] = [(0, 1), (1, 2), (2, 0)];
 
-/// What passes of a key in a second, in all regions together, and at once.
+/// The limit of a key in all regions together: units per second, and the burst.
 pub(super) const PER_SECOND: u64 = 100;
 
-/// How many times the limit the attacker asks for, in each region.
+/// The attacker's request rate in each region, in multiples of the limit.
 pub(super) const ATTACK: u64 = 10;
 
 /// The shortest peer timeout that a replicator accepts, so that a cut shows soon.
 const PEER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often the attacker comes.
+/// Interval of the attacker's requests, ms.
 const ATTACK_EVERY_MS: u64 = 10;
 
-/// What it asks for each time.
+/// Requests of the attacker in each interval.
 const ATTACK_AT_ONCE: u64 = PER_SECOND * ATTACK * ATTACK_EVERY_MS / 1_000;
 
-/// How often each ordinary user comes to each region: three tenths of the limit in all regions.
+/// Interval of each ordinary user's requests in each region. In all regions, a user makes three
+/// tenths of the limit.
 const USERS_EVERY: Duration = Duration::from_millis(100);
 
 const USERS: [&str; 4] = ["alice", "bob", "carol", "dave"];
 
 const ATTACKER: &str = "mallory";
 
-/// How long a request waits for the origin. It is in memory: only a machine that is busy with something else makes it late, which
-/// is nothing to deny anyone for.
+/// Timeout of a request to the origin, µs. The origin is in memory, so only a busy machine makes it
+/// late. That is no reason to deny a request.
 const ORIGIN_TIME_MAX_US: u64 = 1_000_000;
 
 /// How long regions may take to find each other.
@@ -61,12 +62,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A few keys need little.
 const TABLE_BYTES: usize = 1 << 20;
 
-/// What the limit of every key is called.
+/// Name of the limit of every key.
 const LIMIT: &str = "per_user";
 
 const ANY_PORT: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
-/// What became of requests.
+/// Counts of requests by outcome.
 #[derive(Default)]
 struct Tally {
     admitted: AtomicU64,
@@ -93,14 +94,14 @@ pub(super) struct Counts {
     pub(super) denied: u64,
 }
 
-/// How everything stands.
+/// The state of the demo at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Reading {
     pub(super) elapsed_us: u64,
     pub(super) regions: [RegionReading; REGIONS],
     pub(super) links_up: [bool; REGIONS],
     pub(super) attacks: bool,
-    /// How often the network was cut that was whole before.
+    /// Network partitions: cuts of a link while all links were up.
     pub(super) partitions: u32,
 }
 
@@ -125,13 +126,13 @@ fn sum(counts: impl Iterator<Item = Counts>) -> Counts {
 pub(super) struct RegionReading {
     pub(super) attacker: Counts,
     pub(super) users: Counts,
-    /// Whether it counts what all regions use; otherwise it spends from its standing part.
+    /// Whether the region counts the usage of all regions. Otherwise it spends its regional share.
     pub(super) is_connected: bool,
-    /// What a change here takes to be known everywhere, µs; nothing before it was measured.
+    /// Lag until all peers know of a change here, µs; `None` before it is measured.
     pub(super) lag_us: Option<u64>,
 }
 
-/// A region, and who comes to it.
+/// A region, and its clients.
 struct Member {
     region: Region,
     gate: Gate,
@@ -150,7 +151,7 @@ impl Member {
         let policy = RegionPolicy { regime: Regime::BestEffort, ..RegionPolicy::of(CLASS) };
         let gate = region.gate_with("", LIMIT, limit, policy).map_err(Failure::failed)?;
         let address = region.start_replication().map_err(Failure::failed)?;
-        let address = address.ok_or_else(|| Failure::failed("a region does not listen for the others"))?;
+        let address = address.ok_or_else(|| Failure::failed("a region has no listener for its peers"))?;
         Ok((Self { region, gate, attacker: Tally::default(), users: Tally::default() }, address))
     }
 
@@ -195,7 +196,8 @@ impl Member {
     }
 }
 
-/// Regular, with none for those that were missed: a machine that was busy is not asked for everything at once.
+/// Returns a regular timer that skips missed ticks, so a busy machine does not get all missed
+/// requests at once.
 fn ticks(every: Duration) -> tokio::time::Interval {
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -209,7 +211,7 @@ struct Way {
     to: usize,
 }
 
-/// The ways from a region to all others, and the others as it is told of them.
+/// Returns the ways from a region to its peers, and the configuration of these peers.
 async fn ways_from(own: usize) -> Result<(Vec<Way>, Vec<PeerConfig>), Failure> {
     let (mut ways, mut peers) = (Vec::new(), Vec::new());
     for (link, ends) in LINKS.into_iter().enumerate() {
@@ -226,7 +228,7 @@ async fn ways_from(own: usize) -> Result<(Vec<Way>, Vec<PeerConfig>), Failure> {
     Ok((ways, peers))
 }
 
-/// Three regions, and what is between them.
+/// Three regions and the links between them.
 pub(super) struct World {
     members: [Arc<Member>; REGIONS],
     links: [Link; REGIONS],
@@ -240,8 +242,8 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Starts regions that are so far apart, and lets requests come once they have found each other. Has to be called within a
-    /// runtime, which carries everything out.
+    /// Starts regions with this one-way delay between them, and admits requests once they are
+    /// connected. Must be called within the runtime that runs them.
     pub(super) async fn open(delay: Duration) -> Result<Self, Failure> {
         let world = Self::start(delay).await?;
         world.meet().await?;
@@ -270,7 +272,7 @@ impl World {
         for Way { listener, link, to } in ways {
             links[link].lead(listener, addresses[to]);
         }
-        let members = members.try_into().map_err(|_| Failure::failed("there are three regions"))?;
+        let members = members.try_into().map_err(|_| Failure::failed("the demo has three regions"))?;
         Ok(Self {
             members,
             links,
@@ -283,7 +285,8 @@ impl World {
         })
     }
 
-    /// Waits until the regions have found each other: before, each would begin with its standing part.
+    /// Waits until the regions are connected. Before that, each would start with its regional
+    /// share.
     async fn meet(&self) -> Result<(), Failure> {
         let meeting = async {
             let mut ticks = ticks(LOOK_EVERY);
@@ -295,9 +298,9 @@ impl World {
                 ticks.tick().await;
             }
         };
-        tokio::time::timeout(MEETING_TIME_MAX, meeting).await.map_err(|_| {
-            Failure::failed(format!("the regions have not found each other within {MEETING_TIME_MAX:?}"))
-        })
+        tokio::time::timeout(MEETING_TIME_MAX, meeting)
+            .await
+            .map_err(|_| Failure::failed(format!("the regions did not connect within {MEETING_TIME_MAX:?}")))
     }
 
     fn let_in(&self) {
@@ -320,7 +323,7 @@ impl World {
 
     pub(super) fn reading(&self) -> Reading {
         let regions = self.members.each_ref().map(|member| member.reading());
-        // Read after what was admitted until then.
+        // Read after the counters: all counted units fall within this time.
         let now_us = self.clock.now().mono_us();
         Reading {
             elapsed_us: now_us.saturating_sub(self.began_us.load(Ordering::Relaxed)),

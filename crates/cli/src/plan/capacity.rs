@@ -1,11 +1,11 @@
-//! What a described load takes, from what was measured.
+//! Estimates the resources for a described load from measurements.
 //!
-//! Every figure is of one region. Constants are of one core of the machine that `docs/benchmarks.md` names; where a figure was
-//! not measured it says so.
+//! Every figure applies to one region. Constants are for one core of the machine that
+//! `docs/benchmarks.md` names. A figure that was not measured is marked as such.
 
 use serde::Serialize;
 
-/// What was measured, or is assumed, and where it is from.
+/// A measured or assumed value, and its source.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Constant {
     pub(super) name: &'static str,
@@ -19,18 +19,15 @@ const fn constant(name: &'static str, value: u64, unit: &'static str, from: &'st
 }
 
 /// A key of a process's table.
-const TABLE_KEY: Constant = constant("a key in a table", 49, "bytes", "docs/benchmarks.md, How to read it");
+const TABLE_KEY: Constant =
+    constant("a key in the meter table", 49, "bytes", "docs/benchmarks.md, How to read it");
 
 /// A check by the SDK: four limits over a hundred million keys.
 const CHECK: Constant = constant("a check by the SDK", 126, "CPU ns", "docs/benchmarks.md, SDK checks");
 
-/// What an origin adds to a request of warm keys, half of them at their limit.
-const JOINED: Constant = constant(
-    "an origin behind a request",
-    290,
-    "CPU ns",
-    "docs/benchmarks.md, A region: 0.78 us, 0.49 without",
-);
+/// CPU time that an origin adds to a request of warm keys, half of them at their limit.
+const JOINED: Constant =
+    constant("an origin, per request", 290, "CPU ns", "docs/benchmarks.md, A region: 0.78 us, 0.49 without");
 
 /// A request over HTTP, under one limit.
 const HTTP: Constant =
@@ -55,22 +52,21 @@ const CALL: Constant = constant("a call to Redis", 125, "CPU us", "docs/benchmar
 const METER: Constant =
     constant("a meter in Redis", 590, "bytes", "docs/benchmarks.md, What an origin holds");
 
-/// What is told of a key between regions, beside the key itself.
+/// Size of a component between regions, without its key.
 const COMPONENT: Constant =
-    constant("what a region tells of a key", 64, "bytes and the key", "docs/benchmarks.md, Several regions");
+    constant("a component", 64, "bytes, plus the key", "docs/benchmarks.md, Several regions");
 
-/// How often it is told at most.
-const ROUNDS: Constant = constant("replication rounds", 5, "per second", "one each 200 ms");
+/// Maximum rate at which the component of a key is sent.
+const ROUNDS: Constant = constant("replication rounds", 5, "per second", "one every 200 ms");
 
-/// A replicator reads every partition in each round, also where nothing changed.
-const PARTITIONS: Constant =
-    constant("partitions of an origin", 256, "looks in a round", "what an origin is");
+/// The replicator reads every partition in each round, even if nothing has changed.
+const PARTITIONS: Constant = constant("partitions of an origin", 256, "reads per round", "fixed");
 
-/// A look that finds nothing.
+/// CPU time to read a partition without dirty meters.
 const LOOK: Constant =
-    constant("a look into a partition", 50, "CPU us", "docs/benchmarks.md, What replicators carry");
+    constant("a read of a partition", 50, "CPU us", "docs/benchmarks.md, What replicators carry");
 
-/// A component that a region tells, and one that it is told.
+/// CPU time of a component that the region sends, and of one that it receives.
 const GATHERED: Constant =
     constant("a component gathered, at Redis", 45, "CPU us", "docs/benchmarks.md, What replicators carry");
 const MERGED: Constant =
@@ -113,7 +109,7 @@ impl Surface {
     }
 }
 
-/// A load that somebody describes.
+/// A load that the user describes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     /// In all regions, which share them evenly.
@@ -121,7 +117,7 @@ pub(super) struct Load {
     pub(super) regions: u64,
     /// Live ones in each region, of all limits.
     pub(super) keys: u64,
-    /// Of them, those that regions tell each other of.
+    /// The part of `keys` that regions replicate.
     pub(super) global_keys: u64,
     /// Of the requests, those that are about such a key.
     pub(super) global_percent: u64,
@@ -132,32 +128,32 @@ pub(super) struct Load {
     /// How busy a core or a shard may be.
     pub(super) busy_percent: u64,
     pub(super) cores: u64,
-    /// Computed from the cores if not said.
+    /// `None`: computed from the cores.
     pub(super) nodes: Option<u64>,
 }
 
-/// What it takes, in each region.
+/// Resources that the load needs in each region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Needs {
     pub(super) requests_per_s: u64,
     pub(super) checks_per_s: u64,
-    /// Cores of servers, or what of the callers' cores goes into the SDK.
+    /// Cores of servers, or the part of the callers' cores that the SDK uses.
     pub(super) cores: u64,
     pub(super) nodes: u64,
-    /// If each key comes to every process.
+    /// If each key reaches every node.
     pub(super) table_bytes_per_node: u64,
-    /// If each key comes to one process.
+    /// If each key reaches one node only.
     pub(super) table_bytes_per_node_sticky: u64,
     /// Requests that wait for a call.
     pub(super) waiting_per_s: u64,
     pub(super) origin_calls_per_s: u64,
-    /// Looks of the replicator into partitions, for what to tell.
+    /// Reads of partitions by the replicator, to find dirty meters.
     pub(super) origin_looks_per_s: u64,
     pub(super) redis_shards: u64,
     pub(super) redis_bytes_per_shard: u64,
-    /// What one region tells each other of.
+    /// Components that the region sends to each peer.
     pub(super) components_per_s: u64,
-    /// What it hears of all others.
+    /// Components that the region receives from all peers.
     pub(super) merged_per_s: u64,
     pub(super) wan_bits_per_s: u64,
 }
@@ -198,7 +194,8 @@ impl Load {
         }
     }
 
-    /// CPU time of a request: what its surface takes under one limit, and a check for each further one.
+    /// Returns the CPU time of a request: its surface with one limit, a check for each further
+    /// limit, and the origin.
     fn request_ns(&self) -> u128 {
         let checks = match self.surface.request() {
             None => self.limits * CHECK.value,
@@ -207,7 +204,7 @@ impl Load {
         u128::from(checks + JOINED.value)
     }
 
-    /// A key is told of once in a round, if it was asked for since.
+    /// Components per second: one per key and round, if the key had a request since.
     fn components(&self, requests: u128) -> u128 {
         if self.regions == 1 {
             return 0;
@@ -216,12 +213,13 @@ impl Load {
         (u128::from(self.global_keys) * u128::from(ROUNDS.value)).min(changes)
     }
 
-    /// So many of something that can do `each` in a second, that none is busier than it may be.
+    /// Returns how many resources with capacity `each` per second keep every one of them within
+    /// `busy_percent`.
     fn at_most_busy(&self, work: u128, each: u128) -> u128 {
         (work * PERCENT).div_ceil(each * u128::from(self.busy_percent)).max(1)
     }
 
-    /// What the figures rest on.
+    /// Returns the constants that the figures rest on.
     pub(super) fn constants(&self) -> Vec<Constant> {
         let always = [TABLE_KEY, CHECK, JOINED, WARM_CALLS, CALL, METER];
         let between = [COMPONENT, ROUNDS, PARTITIONS, LOOK, GATHERED, MERGED];
@@ -268,7 +266,8 @@ mod tests {
     #[test]
     fn a_shard_is_no_busier_than_it_may_be() {
         let needs = load().needs();
-        // Of nodes that ask, and of the replicator, which tells of a key once and hears of as many from each of two.
+        // Calls of nodes, and the replicator: it sends each component once and receives as many
+        // from each of two peers.
         let busy_us = needs.origin_calls_per_s * CALL.value
             + 1_280 * LOOK.value
             + 50_000 * (GATHERED.value + 2 * MERGED.value);
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_told_of_once_in_a_round_to_each_other_region() {
+    fn key_is_published_once_per_round_to_each_peer() {
         let needs = load().needs();
         assert_eq!(
             (needs.components_per_s, needs.wan_bits_per_s),

@@ -1,4 +1,4 @@
-//! `tidegate plan`: what a described load takes.
+//! `tidegate plan`: estimates the resources for a described load.
 
 mod capacity;
 
@@ -6,14 +6,14 @@ use std::process::ExitCode;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Arg, ArgMatches, Command};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table};
 use serde_json::json;
 
 use self::capacity::{Constant, Load, Needs, Surface};
 use tidegate_server::bounds::REGIONS_MAX;
 
 use crate::client::json_arg;
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, table};
 
 /// The most requests in a second, and the most keys.
 const COUNT_MAX: u64 = 1_000_000_000_000;
@@ -22,43 +22,52 @@ const CORES_MAX: u64 = 1_024;
 const LIMITS_MAX: u64 = 128;
 const KEY_BYTES_MAX: u64 = 1_024;
 
-/// Of a hundred keys, how many regions tell each other of unless it is said: most stay below the threshold.
+/// Default percentage of keys that regions replicate. Most keys stay below the publish threshold.
 const GLOBAL_KEYS_PERCENT: u64 = 1;
 
 pub(crate) fn command() -> Command {
     Command::new("plan")
-        .about("Says what a described load takes: cores, memory, origin calls, shards and bandwidth")
+        .about("Estimate cores, memory, shards and bandwidth for a load")
         .long_about(
-            "Says what a described load takes in each region: cores, memory, calls to the origin, shards of Redis and \
-             bandwidth between regions. It asks nobody: the figures follow from what was measured on one machine, which \
-             is shown with them. Measure yours with `tidegate bench`. What a change of rules would do is shown by \
-             `tidegate rules plan`.",
+            "Estimate the resources of a load in each region: cores, memory, calls to the origin, Redis \
+             shards and bandwidth between regions. The command contacts no server. It computes the figures \
+             from costs that were measured on one machine, and prints these costs. Measure your machine \
+             with `tidegate bench`. For the effect of a change of rules, use `tidegate rules plan`.",
         )
-        .arg(count("requests_per_second", "Requests in a second, of all regions; such as 20k or 5M").required(true))
-        .arg(count("keys", "Keys live in each region, of all limits").required(true))
-        .arg(number("regions", "1", (1, REGIONS_MAX), "Regions, which share the requests evenly, up to the 16 that can count together"))
-        .arg(number("limits", "1", (1, LIMITS_MAX), "Limits that a request is under"))
-        .arg(count("global_keys", "Keys of global rules that regions tell each other of [default: 1 % of the keys]"))
-        .arg(number("global_requests", "10", (0, 100), "Percent of the requests that are about such a key"))
-        .arg(number("local", "95", (0, 100), "Percent of the requests that are decided without a call"))
+        .arg(
+            count("requests_per_second", "Requests per second in all regions, such as 20k or 5M")
+                .required(true),
+        )
+        .arg(count("keys", "Live keys in each region, of all limits").required(true))
+        .arg(number("regions", "1", (1, REGIONS_MAX), "Regions, each with the same share of the requests"))
+        .arg(number("limits", "1", (1, LIMITS_MAX), "Limits of each request"))
+        .arg(count("global_keys", "Keys that regions replicate [default: 1 % of the keys]"))
+        .arg(number("global_requests", "10", (0, 100), "Percent of the requests under a replicated key"))
+        .arg(number(
+            "local",
+            "95",
+            (0, 100),
+            "Percent of the requests that memory decides, without a call \
+                                              to the origin",
+        ))
         .arg(
             Arg::new("surface")
                 .long("surface")
                 .value_name("SURFACE")
                 .default_value(Surface::Sdk.as_str())
                 .value_parser(Surface::ALL.map(Surface::as_str))
-                .help("How requests come"),
+                .help("Surface by which clients ask"),
         )
-        .arg(number("cores", "4", (1, CORES_MAX), "Cores of a process"))
+        .arg(number("cores", "4", (1, CORES_MAX), "Cores of a node"))
         .arg(
             Arg::new("nodes")
                 .long("nodes")
                 .value_name("N")
                 .value_parser(RangedU64ValueParser::<u64>::new().range(1..=NODES_MAX))
-                .help("Processes in each region [default: as many as the cores take]"),
+                .help("Nodes in each region [default: computed from the cores]"),
         )
-        .arg(number("busy", "50", (1, 100), "Percent that cores and shards may be busy"))
-        .arg(number("key_bytes", "32", (1, KEY_BYTES_MAX), "Bytes of a key"))
+        .arg(number("busy", "50", (1, 100), "Highest utilization of cores and shards, in percent"))
+        .arg(number("key_bytes", "32", (1, KEY_BYTES_MAX), "Length of a key in bytes"))
         .arg(json_arg())
 }
 
@@ -77,7 +86,7 @@ fn count(name: &'static str, help: &'static str) -> Arg {
 
 /// A number as people write large ones: `5M`.
 fn parse_count(text: &str) -> Result<u64, String> {
-    let wrong = || format!("not a number from 1 to {COUNT_MAX}, such as 20k, 5M or 1G");
+    let wrong = || format!("expected a number from 1 to {COUNT_MAX}, such as 20k, 5M or 1G");
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let times = match unit {
@@ -97,14 +106,14 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     if matches.get_flag("json") {
         say!("{}", json!({ "regions": load.regions, "each_region": needs, "constants": load.constants() }))?;
     } else {
-        say!("each of {} regions takes\n{}", load.regions, needs_table(&needs))?;
-        say!("\nwhich follows from\n{}", constants_table(&load.constants()))?;
+        say!("needs of each of {} regions\n{}", load.regions, needs_table(&needs))?;
+        say!("\ncomputed from\n{}", constants_table(&load.constants()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn read(matches: &ArgMatches) -> Result<Load, Failure> {
-    // What is required or has a default is there.
+    // Arguments that are required or have a default are present.
     let number = |name: &str| matches.get_one::<u64>(name).copied();
     let given = |name: &str| number(name).ok_or_else(|| Failure::usage(format!("{name}: missing")));
     let surface = matches.get_one::<String>("surface").map_or("", String::as_str);
@@ -127,23 +136,26 @@ fn read(matches: &ArgMatches) -> Result<Load, Failure> {
 
 fn needs_table(needs: &Needs) -> Table {
     let rows = [
-        ("requests", grouped(needs.requests_per_s), "a second"),
-        ("checks of a limit", grouped(needs.checks_per_s), "a second"),
+        ("requests", grouped(needs.requests_per_s), "per second"),
+        ("checks", grouped(needs.checks_per_s), "per second"),
         ("cores", grouped(needs.cores), ""),
-        ("processes", grouped(needs.nodes), ""),
-        ("table, if each key comes to every process", megabytes(needs.table_bytes_per_node), "MB each"),
-        ("table, if each key comes to one process", megabytes(needs.table_bytes_per_node_sticky), "MB each"),
-        ("requests that wait for a call", grouped(needs.waiting_per_s), "a second"),
-        ("calls to the origin", grouped(needs.origin_calls_per_s), "a second"),
-        ("replicator reads of the origin", grouped(needs.origin_looks_per_s), "a second"),
-        ("shards of Redis", grouped(needs.redis_shards), ""),
+        ("nodes", grouped(needs.nodes), ""),
+        ("meter table, if every node sees each key", megabytes(needs.table_bytes_per_node), "MB per node"),
+        (
+            "meter table, if one node sees each key",
+            megabytes(needs.table_bytes_per_node_sticky),
+            "MB per node",
+        ),
+        ("requests that wait for the origin", grouped(needs.waiting_per_s), "per second"),
+        ("calls to the origin", grouped(needs.origin_calls_per_s), "per second"),
+        ("replicator reads of the origin", grouped(needs.origin_looks_per_s), "per second"),
+        ("Redis shards", grouped(needs.redis_shards), ""),
         ("memory of a shard", megabytes(needs.redis_bytes_per_shard), "MB"),
-        ("components sent to each peer", grouped(needs.components_per_s), "a second"),
-        ("keys heard of from other regions", grouped(needs.merged_per_s), "a second"),
-        ("sent to other regions", grouped(needs.wan_bits_per_s.div_ceil(1_000_000)), "Mbit/s"),
+        ("components sent to each peer", grouped(needs.components_per_s), "per second"),
+        ("components received from peers", grouped(needs.merged_per_s), "per second"),
+        ("bandwidth to peers", grouped(needs.wan_bits_per_s.div_ceil(1_000_000)), "Mbit/s"),
     ];
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
+    let mut table = table::without_header();
     for (what, figure, unit) in rows {
         table.add_row([what, figure.as_str(), unit]);
     }
@@ -152,8 +164,7 @@ fn needs_table(needs: &Needs) -> Table {
 }
 
 fn constants_table(constants: &[Constant]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
+    let mut table = table::without_header();
     for Constant { name, value, unit, from } in constants {
         table.add_row([*name, grouped(*value).as_str(), *unit, *from]);
     }

@@ -1,4 +1,4 @@
-//! Changes: shown before they are made, asked about where they deny much, and made.
+//! Changes: plans them, asks for confirmation if they deny many requests, and applies them.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -10,23 +10,27 @@ use tidegate_server::timestamp;
 use super::unexpected;
 use crate::client::{Answer, Client};
 use crate::out::{self, Reader, shown};
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, style};
 
-/// How a change that waits for somebody else ends: told apart from one that applies, and from one that was refused.
+/// Exit status of a change that waits for approval, distinct from an applied and from a refused
+/// change.
 const EXIT_WAITING: u8 = 3;
 
-/// What the server's refusal begins with where it asks whether something is meant.
+/// Prefix of a refusal by which the server asks for confirmation.
 const ASKS: &str = "confirmed: ";
+
+/// The rows or changes that a question names.
+const NAMES_MAX: usize = 5;
 
 /// The flags of every command that changes rules.
 pub(crate) fn confirmed_args() -> [Arg; 2] {
-    let help = "Confirm what would be asked; never stands for the approval of somebody else";
+    let help = "Confirm without a question; an approval by another person is still required";
     [reason_arg(), yes_arg().help(help)]
 }
 
 pub(crate) fn yes_arg() -> Arg {
     let yes = Arg::new("yes").long("yes").short('y').action(ArgAction::SetTrue);
-    yes.help("Confirm what would be asked")
+    yes.help("Confirm without a question")
 }
 
 pub(crate) fn reason_arg() -> Arg {
@@ -34,41 +38,80 @@ pub(crate) fn reason_arg() -> Arg {
         .long("reason")
         .value_name("TEXT")
         .default_value("")
-        .help("Why, for the history and the audit")
+        .hide_default_value(true)
+        .help("Reason, for the history and the audit")
 }
 
-/// Shows what a change would do.
+/// Prints the plan of a change.
 pub(super) fn plan(matches: &ArgMatches, operations: &[Value]) -> CommandResult {
-    let answer = ask_for_plan(&Client::new(matches)?, operations)?;
+    let plan = request_plan(&Client::new(matches)?, &json!({ "operations": operations }))?;
     if matches.get_flag("json") {
-        say!("{}", answer.body)?;
+        say!("{plan}")?;
     } else {
-        print_plan(&answer.body)?;
+        print_plan(&plan)?;
+        print_watch(&plan)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn ask_for_plan(client: &Client, operations: &[Value]) -> Result<Answer, Failure> {
-    client.post("/v1/rules/plan", &json!({ "operations": operations }))?.decided(&[200])
+fn request_plan(client: &Client, body: &Value) -> Result<Value, Failure> {
+    Ok(client.post("/v1/rules/plan", body)?.decided(&[200])?.body)
 }
 
-/// Shows what a change would do, and makes it.
+/// Prints the plan of a change, and applies it.
 pub(crate) fn make(matches: &ArgMatches, operations: &[Value]) -> CommandResult {
-    let client = Client::new(matches)?;
-    let plan = ask_for_plan(&client, operations)?;
-    if !matches.get_flag("json") {
-        print_plan(&plan.body)?;
-    }
-    // What changed since the plan was shown is a conflict.
-    let question = json!({
-        "operations": operations,
-        "base_revision": plan.body["base_revision"],
-        "reason": matches.get_one::<String>("reason"),
-    });
-    send(&client, "/v1/rules/apply", question, matches)
+    let planned = json!({ "operations": operations });
+    plan_and_send(matches, &planned, "/v1/rules/apply", planned.clone())
 }
 
-/// Asks for something, once more if the server wants to know whether it is meant and somebody says so.
+/// Prints the plan of a rollback, and applies it.
+pub(super) fn roll_back(matches: &ArgMatches, target: &Value) -> CommandResult {
+    plan_and_send(matches, &json!({ "rollback": target }), "/v1/rules/rollback", target.clone())
+}
+
+fn plan_and_send(matches: &ArgMatches, planned: &Value, path: &str, mut question: Value) -> CommandResult {
+    let client = Client::new(matches)?;
+    let plan = request_plan(&client, planned)?;
+    if !matches.get_flag("json") {
+        print_plan(&plan)?;
+    }
+    // A change since the plan was shown causes a conflict.
+    question["base_revision"] = plan["base_revision"].clone();
+    question["reason"] = matches.get_one::<String>("reason").map_or("", String::as_str).into();
+    // The server asks about the removal of a rule itself. An override is as easy to mistype.
+    if !matches.get_flag("yes")
+        && plan["effect"]["needs"] == "nothing"
+        && let Some(question) = removal(&plan)
+    {
+        confirm(&question)?;
+    }
+    send(&client, path, question, matches)
+}
+
+/// Names the rows that a plan deletes, or the changes that it undoes.
+fn removal(plan: &Value) -> Option<String> {
+    let deleted = list(&plan["diff"]).iter().filter(|row| row["does"] == "delete");
+    let deleted: Vec<String> =
+        deleted.map(|row| format!("{} {}", row["kind"].as_str().unwrap_or("row"), row["name"])).collect();
+    if !deleted.is_empty() {
+        return Some(format!("the change deletes {}", first_of(&deleted)));
+    }
+    let undone: Vec<String> = list(&plan["undoes"]).iter().map(|id| format!("change {id}")).collect();
+    (!undone.is_empty()).then(|| format!("the rollback undoes {}", first_of(&undone)))
+}
+
+/// Joins the first names, and counts the others.
+fn first_of(names: &[String]) -> String {
+    let (first, others) = names.split_at(names.len().min(NAMES_MAX));
+    let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    format!("{}{others}", first.join(", "))
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// Sends a request. If the server asks for confirmation and the user confirms, sends it again.
 pub(crate) fn ask(
     client: &Client,
     path: &str,
@@ -80,12 +123,14 @@ pub(crate) fn ask(
     let asks =
         answer.body["detail"].as_str().filter(|detail| answer.status == 409 && detail.starts_with(ASKS));
     let Some(asks) = asks else { return Ok(answer) };
-    confirm(asks)?;
+    // The last part of the text explains how to confirm in JSON.
+    let words = asks.trim_start_matches(ASKS);
+    confirm(words.rsplit_once(';').map_or(words, |(words, _)| words))?;
     question["confirmed"] = true.into();
     client.post(path, &question)
 }
 
-/// Asks for a change, and tells what became of it.
+/// Requests a change, and prints the outcome.
 pub(crate) fn send(client: &Client, path: &str, question: Value, matches: &ArgMatches) -> CommandResult {
     let answer = ask(client, path, question, matches)?.decided(&[200, 202])?;
     let change = &answer.body["change"];
@@ -93,64 +138,77 @@ pub(crate) fn send(client: &Client, path: &str, question: Value, matches: &ArgMa
         say!("{}", answer.body)?;
     } else {
         print_change(change)?;
+        print_watch(&answer.body)?;
     }
-    tell_not_in_force(&answer.body);
+    print_not_in_force(&answer.body);
     if answer.status == 200 {
         return Ok(ExitCode::SUCCESS);
     }
     if !matches.get_flag("json") {
         let (id, author) = (&change["id"], change["author"].as_str().unwrap_or_default());
-        say!("it waits for somebody other than {}: tidegate rules approve {id}", shown(author))?;
+        say!(
+            "the change waits for an approval by another person than {}: tidegate rules approve {id}",
+            shown(author)
+        )?;
     }
     Ok(ExitCode::from(EXIT_WAITING))
 }
 
-/// Says what a server could not put in force at once.
-pub(crate) fn tell_not_in_force(answer: &Value) {
+/// Prints the reason why a stored change is not yet in force on this server.
+pub(crate) fn print_not_in_force(answer: &Value) {
     if let Some(problem) = answer["not_in_force"].as_str() {
         let lines: Vec<String> = problem.lines().map(shown).collect();
-        aside!("it is in the store, and not yet in force on this server: {}", lines.join("\n"));
+        let warning = style::paint_aside(style::WARNING, "warning:");
+        aside!("{warning} stored, but not yet in force on this server: {}", lines.join("\n"));
     }
 }
 
-/// Asks the person at the terminal. Nobody there has not said yes.
-fn confirm(asks: &str) -> Result<(), Failure> {
-    // How to say so in JSON comes last.
-    let words = asks.trim_start_matches(ASKS);
-    let words = words.rsplit_once(';').map_or(words, |(words, _)| words);
+/// Asks the user at the terminal to confirm. Without a terminal, nothing is confirmed.
+fn confirm(question: &str) -> Result<(), Failure> {
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::failed(format!("not applied: {words}; --yes says that it is meant")));
+        return Err(Failure::failed(format!("not applied: {question}; confirm with --yes")));
     }
-    out::ask(&format!("{}. Is that meant? [y/N] ", shown(words)))?;
+    out::ask(&format!("{}. Continue? [y/N] ", shown(question)))?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(Failure::failed)?;
     if matches!(line.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::failed("not applied")) }
 }
 
-/// A plan as a reviewer wants it: what changes, field by field, then what that does.
+/// Prints a plan for a reviewer: the changes field by field, then their effect.
 fn print_plan(plan: &Value) -> Result<(), Failure> {
     let rows = plan["diff"].as_array().map(Vec::as_slice).unwrap_or_default();
     for row in rows {
         let text = |field: &str| row[field].as_str().unwrap_or_default();
-        say!("{} {} {:?}", text("does"), text("kind"), text("name"))?;
+        let does = if row["does"] == "delete" {
+            style::paint(style::BAD, text("does"))
+        } else {
+            text("does").to_owned()
+        };
+        say!("{does} {} {:?}", text("kind"), text("name"))?;
         for field in row["fields"].as_array().into_iter().flatten() {
             let name = field["field"].as_str().unwrap_or_default();
             for (sign, value) in [('-', &field["before"]), ('+', &field["after"])] {
                 if !value.is_null() {
-                    say!("  {sign} {}", shown(format_args!("{name} = {value}")))?;
+                    say!("  {sign} {}", shown(format_args!("{name} = {value}{}", time_of(name, value))))?;
                 }
             }
         }
     }
     print_effect(&plan["effect"])?;
     for warning in plan["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-        say!("warning: {}", shown(warning))?;
+        say!("{} {}", style::paint(style::WARNING, "warning:"), shown(warning))?;
     }
     Ok(())
 }
 
+/// The time of an expiry, which rows have in milliseconds.
+fn time_of(field: &str, value: &Value) -> String {
+    let at_ms = value.as_u64().filter(|_| field == "expires");
+    at_ms.map_or_else(String::new, |at_ms| format!(" ({})", timestamp(at_ms)))
+}
+
 fn print_effect(effect: &Value) -> Result<Reader, Failure> {
-    say!("effect: {}", shown(effect["because"].as_str().unwrap_or("not known")))?;
+    say!("effect: {}", shown(effect["because"].as_str().unwrap_or("unknown")))?;
     let measured = &effect["measured"];
     if !measured.is_null() {
         let number = |field: &str| measured[field].as_f64().unwrap_or_default();
@@ -162,7 +220,39 @@ fn print_effect(effect: &Value) -> Result<Reader, Failure> {
             number("newly_allowed"),
         )?;
     }
-    say!("needs: {}", effect["needs"].as_str().unwrap_or("not known"))
+    say!("needs: {}", effect["needs"].as_str().unwrap_or("unknown"))
+}
+
+/// Prints the rules that the server watches after a change, and the rules that it does not watch.
+fn print_watch(answer: &Value) -> Result<(), Failure> {
+    let watch = &answer["watch"];
+    if !watch.is_null() {
+        say!("{}", shown(watch_line(watch)))?;
+        say!("an automatic rollback shows in `tidegate rules list`, `tidegate why` and `tidegate status`")?;
+    }
+    if let Some(reason) = answer["not_watched"].as_str() {
+        say!("not watched: {}", shown(reason))?;
+    }
+    Ok(())
+}
+
+fn watch_line(watch: &Value) -> String {
+    let number = |field: &str| watch[field].as_u64().unwrap_or_default();
+    let rules: Vec<String> = list(&watch["rules"]).iter().map(Value::to_string).collect();
+    let more = number("rule_count").saturating_sub(rules.len() as u64);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    let percent = match number("denied_percent_min") {
+        0 => String::new(),
+        percent => format!(" and {percent} % of its requests"),
+    };
+    format!(
+        "watched for {} s: rule {}{more}. The change rolls back if denials of a rule exceed {} times those \
+         before, and {} per minute{percent}",
+        number("seconds"),
+        rules.join(", "),
+        number("denials_times"),
+        number("denials_min_per_minute"),
+    )
 }
 
 /// A change in a line.
@@ -198,4 +288,37 @@ pub(super) fn print_whole(answer: &Value) -> Result<(), Failure> {
 
 fn body_of(operation: &Value) -> String {
     operation.get("body").map_or_else(String::new, Value::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_names_its_rules_and_its_conditions() {
+        let mut watch = json!({
+            "seconds": 300, "rules": ["a", "b"], "rule_count": 2, "denials_times": 10,
+            "denials_min_per_minute": 100, "denied_percent_min": 1,
+        });
+        assert_eq!(
+            watch_line(&watch),
+            "watched for 300 s: rule \"a\", \"b\". The change rolls back if denials of a rule exceed 10 \
+             times those before, and 100 per minute and 1 % of its requests"
+        );
+        watch["rule_count"] = 25.into();
+        assert!(watch_line(&watch).starts_with("watched for 300 s: rule \"a\", \"b\" and 23 more."));
+    }
+
+    #[test]
+    fn deletions_and_rollbacks_are_asked_about_and_other_changes_are_not() {
+        let plan = |does: &str, undoes: Value| {
+            let row = json!({ "does": does, "kind": "override", "name": "vip" });
+            removal(&json!({ "diff": [row], "undoes": undoes }))
+        };
+        assert_eq!(plan("update", json!([])), None);
+        assert_eq!(plan("delete", json!([])).as_deref(), Some("the change deletes override \"vip\""));
+        assert_eq!(plan("update", json!([7])).as_deref(), Some("the rollback undoes change 7"));
+        let many = plan("update", json!([1, 2, 3, 4, 5, 6, 7])).expect("a question");
+        assert!(many.ends_with("change 4, change 5 and 2 more"), "{many}");
+    }
 }

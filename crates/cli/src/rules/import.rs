@@ -1,4 +1,4 @@
-//! `tidegate rules import`: what other limiters were told, as a change of rules.
+//! `tidegate rules import`: converts the configuration of other limiters into a change.
 
 use clap::{Arg, ArgMatches, Command};
 use serde::Deserialize;
@@ -9,34 +9,37 @@ use super::change::{confirmed_args, make};
 use super::validate;
 use crate::naming::name_of;
 use crate::out::shown;
-use crate::{CommandResult, Failure, client};
+use crate::{CommandResult, Failure, client, style};
 
 pub(super) fn command() -> Command {
     let file = |help: &'static str| Arg::new("file").value_name("FILE").required(true).help(help);
     Command::new("import")
-        .about("Makes rules of what other limiters were told; shows what cannot be carried over")
+        .about("Import rules of other limiters as a change")
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(
             Command::new("envoy")
-                .about("Makes rules of a descriptor file of envoyproxy/ratelimit")
-                .arg(file("The descriptor file (YAML)"))
+                .about("Import a descriptor file of envoyproxy/ratelimit as rules")
+                .arg(file("Descriptor file (YAML)"))
                 .args(confirmed_args())
                 .args(client::args()),
         )
         .subcommand(
             Command::new("unkey")
-                .about("Makes overrides of a rule of the overrides of a namespace of Unkey")
+                .about("Import the overrides of an Unkey namespace as overrides of a rule")
                 .arg(
-                    file("What ratelimit.listOverrides answers (JSON), or the list in its `data`; all pages of it")
-                        .num_args(1..),
+                    file(
+                        "Responses of ratelimit.listOverrides (JSON), all pages, or the lists in their \
+                          `data`",
+                    )
+                    .num_args(1..),
                 )
                 .arg(
                     Arg::new("rule")
                         .long("rule")
                         .value_name("RULE")
                         .required(true)
-                        .help("The rule that stands for the namespace; its key has one part"),
+                        .help("Rule of the namespace; its key has one part"),
                 )
                 .args(confirmed_args())
                 .args(client::args()),
@@ -54,7 +57,7 @@ pub(super) fn run(matches: &ArgMatches) -> CommandResult {
         if from == "envoy" {
             let imported = import_descriptors(&text).map_err(|problems| wrong(path, problems.join("\n")))?;
             for words in imported.left_out {
-                aside!("left out: {}", shown(words));
+                aside!("{} left out: {}", style::paint_aside(style::WARNING, "warning:"), shown(words));
             }
             operations.extend(imported.operations);
         } else {
@@ -64,16 +67,16 @@ pub(super) fn run(matches: &ArgMatches) -> CommandResult {
             operations.extend(page.operations);
         }
     }
-    // Each page but the last says that there is another.
+    // Each page but the last is marked as followed by another.
     if pages_before_others == paths.len() {
         return Err(Failure::usage(
-            "file: every page says that another follows: one with its cursor is missing",
+            "file: the last page is missing: each file has `hasMore`, so another page follows",
         ));
     }
     make(matches, &operations)
 }
 
-/// An override as Unkey tells it.
+/// An override in Unkey's format.
 #[derive(Deserialize)]
 struct UnkeyOverride {
     identifier: String,
@@ -85,7 +88,7 @@ struct UnkeyOverride {
 /// Overrides of a page, as operations.
 struct UnkeyPage {
     operations: Vec<Value>,
-    /// Whether Unkey says that another page follows.
+    /// Whether another page follows, according to Unkey.
     has_more: bool,
 }
 

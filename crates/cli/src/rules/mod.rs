@@ -2,10 +2,13 @@
 
 pub(crate) mod change;
 mod import;
+mod init;
+mod listing;
 mod operations;
 pub(crate) mod show;
 mod validate;
 
+pub(crate) use listing::limit_text;
 pub(crate) use validate::read;
 
 use std::process::ExitCode;
@@ -15,25 +18,28 @@ use serde_json::json;
 
 use crate::client::{self, Client, segment};
 use crate::{CommandResult, Failure};
-use change::{confirmed_args, make, print_change, reason_arg, send};
+use change::{confirmed_args, make, print_change, reason_arg, roll_back, send};
 
 pub(crate) fn command() -> Command {
     Command::new("rules")
-        .about("Looks at rules, plans changes of them, and makes them")
+        .about("Validate, plan, apply and roll back rules")
         .subcommand_required(true)
         .arg_required_else_help(true)
+        .subcommand(init::command())
         .subcommand(validate::command())
         .subcommand(
             Command::new("list")
-                .about("Lists templates, rules and overrides of a store")
+                .about("List templates, rules and overrides of a store")
                 .arg(show::kind_arg())
                 .arg(show::file_arg())
                 .args(client::args()),
         )
         .subcommand(
             Command::new("get")
-                .about("Shows one row of a store")
-                .arg(Arg::new("row").value_name("KIND/NAME").required(true).help("Such as rule/per_user"))
+                .about("Show one row of a store")
+                .arg(
+                    Arg::new("row").value_name("KIND/NAME").required(true).help("Row, such as rule/per_user"),
+                )
                 .args(client::args()),
         )
         .subcommand(import::command())
@@ -41,36 +47,37 @@ pub(crate) fn command() -> Command {
         .subcommand(apply_command())
         .subcommand(
             Command::new("history")
-                .about("Lists changes, the latest first; with a number, all about one")
+                .about("List changes, latest first, or show one change")
                 .arg(
                     Arg::new("change")
                         .value_name("CHANGE")
                         .value_parser(value_parser!(u64))
-                        .help("Its number"),
+                        .help("Number of the change to show"),
                 )
                 .args(client::args()),
         )
         .subcommand(rollback_command())
-        .subcommand(of_change("approve", "Approves a change of somebody else; it can be applied then"))
-        .subcommand(of_change("reject", "Ends a change that was not applied").arg(reason_arg()))
-        .subcommand(of_rule("shadow", "Lets a rule only count what it would deny"))
-        .subcommand(of_rule("enforce", "Lets a rule deny again"))
+        .subcommand(of_change("approve", "Approve a change of another person, so that it can be applied"))
+        .subcommand(of_change("reject", "Reject a change that was not applied").arg(reason_arg()))
+        .subcommand(of_rule("shadow", "Set a rule to shadow mode: it counts and denies nothing"))
+        .subcommand(of_rule("enforce", "Set a rule to enforce mode: it denies"))
 }
 
 fn plan_command() -> Command {
     Command::new("plan")
-        .about("Shows what a change would do, and what it takes; changes nothing")
+        .about("Show the effect of a change, and the consent that it requires; change nothing")
         .args(operations::args())
         .args(client::args())
 }
 
 fn apply_command() -> Command {
     Command::new("apply")
-        .about("Makes a change: from a file, or one that was approved")
+        .about("Apply a rules file, deletions, or an approved change")
         .long_about(
-            "Makes a change: from a file, or one that was approved. A change that would deny more than 5 % of recent \
-             requests asks whether that is meant; above 50 % it waits for somebody else to approve it.\n\nExits with 0 if \
-             it applies, 3 if it waits, 1 if it was refused, 64 if it makes no sense.",
+            "Apply a rules file, deletions, or an approved change. The command prints the plan first. A \
+             change that newly denies more than 5 % of recent requests, or deletes a row, requires a \
+             confirmation. Above 50 % it waits for an approval by another person.\n\nExit status: 0 if the \
+             change is applied, 3 if it waits, 1 if it is refused, 64 for wrong usage or invalid rules.",
         )
         .args(operations::args())
         .arg(
@@ -79,7 +86,7 @@ fn apply_command() -> Command {
                 .value_name("CHANGE")
                 .value_parser(value_parser!(u64))
                 .conflicts_with_all(["file", "delete"])
-                .help("The number of a change that was approved"),
+                .help("Number of an approved change to apply"),
         )
         .args(confirmed_args())
         .args(client::args())
@@ -87,10 +94,12 @@ fn apply_command() -> Command {
 
 fn rollback_command() -> Command {
     Command::new("rollback")
-        .about("Restores what was there before a change, or at a revision")
+        .about("Restore the rules before a change, or at a revision")
         .long_about(
-            "Restores what was there before a change, or at a revision. That is a change like any other: if it would deny \
-             more than 5 % of recent requests it asks whether that is meant; above 50 % it waits for somebody else to approve it.",
+            "Restore the rules before a change, or at a revision. The command prints the plan first and \
+             requires a confirmation. A rollback that newly denies more than 50 % of recent requests waits \
+             for an approval by another person.\n\nExit status: 0 if the rollback is applied, 3 if it \
+             waits, 1 if it is refused.",
         )
         .arg(
             Arg::new("change")
@@ -99,14 +108,14 @@ fn rollback_command() -> Command {
                 .value_parser(value_parser!(u64))
                 .required_unless_present("to_revision")
                 .conflicts_with("to_revision")
-                .help("The number of the change to undo"),
+                .help("Number of the change to undo"),
         )
         .arg(
             Arg::new("to_revision")
                 .long("to-revision")
                 .value_name("REVISION")
                 .value_parser(value_parser!(u64))
-                .help("Undoes all changes after this revision"),
+                .help("Undo all changes after this revision; 0 removes all rows"),
         )
         .args(confirmed_args())
         .args(client::args())
@@ -114,17 +123,18 @@ fn rollback_command() -> Command {
 
 fn of_change(name: &'static str, about: &'static str) -> Command {
     let change = Arg::new("change").value_name("CHANGE").required(true).value_parser(value_parser!(u64));
-    Command::new(name).about(about).arg(change.help("Its number")).args(client::args())
+    Command::new(name).about(about).arg(change.help("Number of the change")).args(client::args())
 }
 
 fn of_rule(name: &'static str, about: &'static str) -> Command {
-    let rule = Arg::new("name").value_name("RULE").required(true).help("Its name");
+    let rule = Arg::new("name").value_name("RULE").required(true).help("Name of the rule");
     Command::new(name).about(about).arg(rule).args(confirmed_args()).args(client::args())
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let Some((name, matches)) = matches.subcommand() else { return Ok(ExitCode::SUCCESS) };
     match name {
+        "init" => init::run(matches),
         "validate" => validate::run(matches),
         "import" => import::run(matches),
         "list" => show::list(matches),
@@ -147,11 +157,11 @@ fn apply(matches: &ArgMatches) -> CommandResult {
 
 fn rollback(matches: &ArgMatches) -> CommandResult {
     let number = |id: &str| matches.get_one::<u64>(id);
-    let question = match (number("change"), number("to_revision")) {
+    let target = match (number("change"), number("to_revision")) {
         (Some(id), _) => json!({ "change": id }),
         (None, revision) => json!({ "to_revision": revision }),
     };
-    send(&Client::new(matches)?, "/v1/rules/rollback", with_reason(question, matches), matches)
+    roll_back(matches, &target)
 }
 
 fn set_mode(matches: &ArgMatches, mode: &str) -> CommandResult {
@@ -176,12 +186,12 @@ fn decide(matches: &ArgMatches, verb: &str) -> CommandResult {
     }
     print_change(&answer.body["change"])?;
     if verb == "approve" {
-        say!("apply it with: tidegate rules apply --change {id}")?;
+        say!("apply the change with: tidegate rules apply --change {id}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A change, or part of one, that is missing from an answer.
+/// The error for a response that lacks a change, or a part of one.
 pub(crate) fn unexpected(what: &str) -> Failure {
-    Failure::failed(format!("the server's answer has no {what}: is it of another version?"))
+    Failure::failed(format!("the response has no `{what}`: does the server have another version?"))
 }

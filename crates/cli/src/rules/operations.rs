@@ -1,4 +1,4 @@
-//! What a change does, from the flags and a rules file: what is in the file is put, what is named is deleted.
+//! Operations of a change: rows of the rules file are put, rows named by flags are deleted.
 
 use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::validate;
 use crate::Failure;
 
-/// The lists of a rules file, and what their rows are.
+/// The lists of a rules file, and the kinds of their rows.
 pub(super) const LISTS: [(&str, &str); 3] =
     [("templates", "template"), ("rules", "rule"), ("overrides", "override")];
 
@@ -14,12 +14,12 @@ pub(super) fn args() -> [Arg; 2] {
     [
         Arg::new("file")
             .value_name("FILE")
-            .help("A rules file (TOML): its templates, rules and overrides are put, others stay as they are"),
+            .help("Rules file (TOML): its templates, rules and overrides are put, other rows stay"),
         Arg::new("delete")
             .long("delete")
             .value_name("KIND/NAME")
             .action(ArgAction::Append)
-            .help("A row to delete, such as rule/per_user"),
+            .help("Row to delete, such as rule/per_user"),
     ]
 }
 
@@ -36,7 +36,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Vec<Value>, Failure> {
     }
     if operations.is_empty() {
         return Err(Failure::usage(
-            "a change is needed: a rules file with something in it, or --delete KIND/NAME",
+            "the change is empty: name a rules file with rows, or --delete KIND/NAME",
         ));
     }
     Ok(operations)
@@ -51,17 +51,20 @@ fn of_file(path: &str) -> Result<Vec<Value>, String> {
             None => continue,
             Some(toml::Value::Array(rows)) => rows,
             Some(other) => {
-                return Err(format!("{list}: a {} is not a list: write [[{list}]]", other.type_str()));
+                return Err(format!(
+                    "{list}: expected a list, found a {}: write [[{list}]]",
+                    other.type_str()
+                ));
             }
         };
         for (at, row) in rows.into_iter().enumerate() {
             operations
-                .push(put(kind, row).ok_or_else(|| format!("{list}[{at}].name: missing, or not a text"))?);
+                .push(put(kind, row).ok_or_else(|| format!("{list}[{at}].name: missing, or not a string"))?);
         }
     }
     match table.keys().next() {
         None => Ok(operations),
-        Some(other) => Err(format!("{other}: a store has templates, rules and overrides only")),
+        Some(other) => Err(format!("{other}: a rule store has only templates, rules and overrides")),
     }
 }
 

@@ -1,18 +1,17 @@
-//! What is in a store of rules, and how it came to be.
+//! Prints the rows of a rule store, and the history of its changes.
 
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches};
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use super::operations::LISTS;
-use super::{change, unexpected};
+use super::{change, listing, unexpected};
 use crate::client::{Client, segment};
 use crate::out::{self, Reader, shown};
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, notice};
 
-/// How many rows are asked for at once.
+/// Rows per request.
 const PAGE: &str = "1000";
 
 /// How many changes of the history are shown.
@@ -20,7 +19,11 @@ const CHANGES: &str = "50";
 
 pub(super) fn kind_arg() -> Arg {
     let kinds = ["template", "rule", "override"];
-    Arg::new("kind").long("kind").value_name("KIND").value_parser(kinds).help("Only these")
+    Arg::new("kind")
+        .long("kind")
+        .value_name("KIND")
+        .value_parser(kinds)
+        .help("Kind of rows to list [default: all]")
 }
 
 pub(super) fn file_arg() -> Arg {
@@ -28,7 +31,7 @@ pub(super) fn file_arg() -> Arg {
         .long("toml")
         .action(ArgAction::SetTrue)
         .conflicts_with("json")
-        .help("Print a rules file, as `rules apply` reads it")
+        .help("Print a rules file for `rules apply`")
 }
 
 pub(super) fn list(matches: &ArgMatches) -> CommandResult {
@@ -51,7 +54,10 @@ pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>, as_file: bool) -
             if as_file {
                 print_file(&rows)?;
             } else {
-                print_rows(matches, &answer["revision"], &rows)?;
+                print_rows(matches, &answer, &rows)?;
+            }
+            if !matches.get_flag("json") {
+                notice::print_rollback(&answer["last_automatic_rollback"], &answer["revision"]);
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -79,26 +85,26 @@ fn written(row: &Value) -> Result<toml::Value, toml::ser::Error> {
     toml::Value::try_from(body)
 }
 
-fn print_rows(matches: &ArgMatches, revision: &Value, rows: &[Value]) -> Result<Reader, Failure> {
+fn print_rows(matches: &ArgMatches, answer: &Value, rows: &[Value]) -> Result<Reader, Failure> {
+    let revision = &answer["revision"];
     if matches.get_flag("json") {
-        return say!("{}", json!({ "revision": revision, "rows": rows }));
+        let rollback = &answer["last_automatic_rollback"];
+        return say!(
+            "{}",
+            json!({ "revision": revision, "rows": rows, "last_automatic_rollback": rollback })
+        );
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["kind", "name", "version", "passed by at most", "says"]);
-    for row in rows {
-        let text = |field: &str| shown(row[field].as_str().unwrap_or_default());
-        let total = row["bound"]["total"].as_u64().map_or_else(|| "-".to_owned(), |total| total.to_string());
-        table.add_row([text("kind"), text("name"), row["version"].to_string(), total, shown(&row["body"])]);
+    for table in listing::tables(rows) {
+        say!("{table}\n")?;
     }
-    say!("{table}\nrevision {revision}")
+    say!("revision {revision}: {}", listing::counts(rows))
 }
 
 pub(super) fn get(matches: &ArgMatches) -> CommandResult {
     let row = matches.get_one::<String>("row").map_or("", String::as_str);
     let (kind, name) = row
         .split_once('/')
-        .ok_or_else(|| Failure::usage(format!("{row:?} is not KIND/NAME, such as rule/per_user")))?;
+        .ok_or_else(|| Failure::usage(format!("row: {row:?} is not KIND/NAME, such as rule/per_user")))?;
     let path = format!("/v1/rules/{}/{}", segment(kind), segment(name));
     let answer = Client::new(matches)?.get(&path, &[])?.decided(&[200])?;
     if matches.get_flag("json") {
@@ -111,7 +117,7 @@ pub(super) fn get(matches: &ArgMatches) -> CommandResult {
         say!("{}", shown(format_args!("{field} = {value}")))?;
     }
     if let (Some(regime), Some(total)) = (row["bound"]["regime"].as_str(), row["bound"]["total"].as_u64()) {
-        say!("{regime}: passed by {total} at most; tidegate bound tells by what")?;
+        say!("{regime}: over-admits at most {total} units; `tidegate bound` prints the terms")?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -8,16 +8,17 @@ use serde::Serialize;
 use tidegate_server::{Fleet, RULES_FILE_BYTES_MAX, RuleSet};
 
 use crate::client::json_arg;
-use crate::{CommandResult, EXIT_USAGE, Failure};
+use crate::{CommandResult, EXIT_USAGE, Failure, style};
 
 pub(super) fn command() -> Command {
     Command::new("validate")
-        .about("Says everything that is wrong with a rules file, and exits with 64 if anything is")
-        .arg(Arg::new("file").value_name("FILE").required(true).help("The rules file (TOML)"))
+        .about("Check a rules file without a server")
+        .long_about("Check a rules file without a server.\n\nExit status: 0 if the file is valid, 64 if not.")
+        .arg(Arg::new("file").value_name("FILE").required(true).help("Rules file (TOML)"))
         .arg(json_arg())
 }
 
-/// What there is to say about a file.
+/// The result of validating a file.
 #[derive(Serialize)]
 struct Finding<'f> {
     file: &'f str,
@@ -42,10 +43,12 @@ pub(super) fn run(matches: &ArgMatches) -> CommandResult {
         ));
     }
     for warning in &finding.warnings {
-        aside!("warning: {file}: {warning}");
+        aside!("{} {file}: {warning}", style::paint_aside(style::WARNING, "warning:"));
     }
     let version = finding.version.unwrap_or_default();
-    say!("{file}: good: {} rules, version {version}", finding.rules)?;
+    let valid = style::paint(style::GOOD, "valid");
+    let noun = if finding.rules == 1 { "rule" } else { "rules" };
+    say!("{file}: {valid}: {} {noun}, version {version}", finding.rules)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,12 +1,12 @@
-//! Rows of figures: known mistakes and who noticed them, the engine beside its model.
+//! Tables: known mistakes and the worlds that noticed them; the engine beside its model.
 
-use comfy_table::{Table, presets};
+use comfy_table::Table;
 use serde_json::{Value, json};
 use tidegate::{Clock as _, SystemClock};
 use tidegate_sim::{Bug, Case, ModelMeasurement, RegionBug, Size, cases, catch, catch_in_regions};
 
-use super::{aligned, ended, progress};
-use crate::CommandResult;
+use super::{ended, progress};
+use crate::{CommandResult, table};
 
 /// In how many worlds a known mistake is looked for.
 const MUTANT_SEEDS: u64 = 2_000;
@@ -24,7 +24,7 @@ struct CaughtBug {
     what: String,
 }
 
-/// A mistake, who noticed it, and how long that took.
+/// A known mistake, the world that noticed it, and the time that this took.
 struct BugSearch {
     bug: String,
     caught: Option<CaughtBug>,
@@ -32,17 +32,17 @@ struct BugSearch {
 }
 
 impl BugSearch {
-    /// Whether somebody noticed it, and in time.
+    /// Whether a world noticed the mistake in time.
     fn is_noticed(&self) -> bool {
         self.caught.is_some() && self.seconds <= NOTICED_SECONDS_MAX
     }
 }
 
-/// Makes every known mistake, and tells who noticed.
+/// Makes every known mistake, and prints which world noticed each.
 pub(super) fn mutants(as_json: bool) -> CommandResult {
     let clock = SystemClock::new();
     let mut before_us = clock.now().mono_us();
-    // Read once for each, when it was noticed: nothing in a world knows of it.
+    // The clock is read once for each mistake, after the search. Worlds do not depend on it.
     let mut seconds = || {
         let now_us = clock.now().mono_us();
         (now_us - std::mem::replace(&mut before_us, now_us)) as f64 / 1e6
@@ -88,14 +88,12 @@ fn to_json(BugSearch { bug, caught, seconds }: &BugSearch) -> Value {
 }
 
 fn caught_table(found: &[BugSearch]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["mistake", "seconds", "seed", "broken", "what"]);
+    let mut table = table::with_header(["bug", "seconds", "seed", "promise", "violation"]);
     for searched in found {
         let (bug, seconds) = (searched.bug.clone(), format!("{:.2}", searched.seconds));
         let row = match &searched.caught {
             Some(_) if !searched.is_noticed() => {
-                [bug, seconds, "-".to_owned(), "NOTICED TOO LATE".to_owned(), String::new()]
+                [bug, seconds, "-".to_owned(), "DETECTED TOO LATE".to_owned(), String::new()]
             }
             Some(CaughtBug { seed, promise, what }) => [
                 bug,
@@ -104,7 +102,7 @@ fn caught_table(found: &[BugSearch]) -> Table {
                 (*promise).to_owned(),
                 what.clone(),
             ],
-            None => [bug, seconds, "-".to_owned(), "NOT NOTICED".to_owned(), String::new()],
+            None => [bug, seconds, "-".to_owned(), "NOT DETECTED".to_owned(), String::new()],
         };
         table.add_row(row);
     }
@@ -134,9 +132,8 @@ fn compared(case: &Case, measured: &ModelMeasurement) -> Value {
 }
 
 fn model_table(measured: &[(Case, ModelMeasurement)]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["case", "admitted", "model", "waited", "model", "updates per request", "model"]);
+    let header = ["case", "admitted", "model", "waited", "model", "updates per request", "model"];
+    let mut table = table::with_header(header);
     let percent = |share: f64| format!("{:.2} %", share * 100.0);
     for (case, measured) in measured {
         table.add_row([
@@ -149,7 +146,7 @@ fn model_table(measured: &[(Case, ModelMeasurement)]) -> Table {
             format!("{:.2}", case.updates),
         ]);
     }
-    aligned(&mut table);
+    table::align_right(&mut table, 1);
     table
 }
 
@@ -168,6 +165,6 @@ mod tests {
         assert!(!searched(false, 1.0).is_noticed());
         let table =
             caught_table(&[searched(true, NOTICED_SECONDS_MAX + 1.0), searched(false, 1.0)]).to_string();
-        assert!(table.contains("NOTICED TOO LATE") && table.contains("NOT NOTICED"), "{table}");
+        assert!(table.contains("DETECTED TOO LATE") && table.contains("NOT DETECTED"), "{table}");
     }
 }

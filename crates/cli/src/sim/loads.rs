@@ -3,12 +3,12 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use comfy_table::{Table, presets};
+use comfy_table::Table;
 use serde_json::{Value, json};
 use tidegate_sim::{FleetResult, LoadCase, LoadResult, load_cases};
 
-use super::{aligned, ended, progress};
-use crate::CommandResult;
+use super::{ended, progress};
+use crate::{CommandResult, table};
 
 /// Runs every case on all cores, and prints one row for each limit on each fleet, or every case as JSON.
 pub(super) fn run(as_json: bool) -> CommandResult {
@@ -18,7 +18,7 @@ pub(super) fn run(as_json: bool) -> CommandResult {
         let cases: Value = results.iter().map(|(case, result)| case_json(case, result)).collect();
         say!("{cases}")?;
     } else {
-        say!("{}", table(&fleets))?;
+        say!("{}", fleets_table(&fleets))?;
     }
     Ok(ended(fleets.iter().all(FleetResult::holds)))
 }
@@ -55,10 +55,8 @@ fn case_json(case: &LoadCase, result: &LoadResult) -> Value {
     })
 }
 
-fn table(fleets: &[FleetResult]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([
+fn fleets_table(fleets: &[FleetResult]) -> Table {
+    let mut table = table::with_header([
         "limit",
         "burst",
         "costs",
@@ -88,6 +86,6 @@ fn table(fleets: &[FleetResult]) -> Table {
             if fleet.holds() { "" } else { "MISSED" }.to_owned(),
         ]);
     }
-    aligned(&mut table);
+    table::align_right(&mut table, 1);
     table
 }

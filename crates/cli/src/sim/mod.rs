@@ -1,4 +1,5 @@
-//! `tidegate sim`: runs the shipped engine in simulated regions under seeded faults, and says whether a promise was broken.
+//! `tidegate sim`: runs the shipped engine in simulated regions under seeded faults, and reports
+//! broken promises.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tidegate_sim::{
@@ -27,17 +28,18 @@ use tidegate_sim::{
 
 use crate::client::json_arg;
 use crate::out::Reader;
-use crate::{CommandResult, EXIT_FAILED, Failure};
+use crate::{CommandResult, EXIT_FAILED, Failure, table};
 
 const US_PER_HOUR: f64 = 3_600_000_000.0;
 
 /// The longest world, in hours. Longer ones would rather show in memory than in findings.
 const HOURS_MAX: f64 = 24.0;
 
-/// How long a world lasts, in hours, and how many requests come in each, unless told otherwise.
+/// Default length of a world in hours, and requests per hour.
 const ONE_DEFAULT: (f64, u64) = (0.5, 7_200);
 
-/// The same of several regions: replicators go five rounds in a second, so that such an hour takes longer.
+/// The same for several regions. Replicators run five rounds per second, so simulating such an hour
+/// takes longer.
 const REGIONS_DEFAULT: (f64, u64) = (0.1, 20_000);
 
 /// How much of the trace of a broken world is shown: its end, where the promise broke.
@@ -45,57 +47,59 @@ const LINES_SHOWN: usize = 60;
 
 pub(crate) fn command() -> Command {
     Command::new("sim")
-        .about("Simulates regions under seeded faults and checks every promise")
+        .about("Simulate regions under seeded faults, and check every promise")
         .long_about(
-            "Runs the shipped engine, table and origin in simulated regions, one for each seed, under loss, delay, \
-             duplication, cuts, crashes, lost data and clocks that disagree, and checks what was admitted against what \
-             was promised. The same seed gives the same history.\n\nExits with 0 if every promise held and 1 if one was \
-             broken, with the seed and a smaller world that breaks it as well.\n\nWith --regions, worlds have two to eight \
-             regions, whose replicators tell them what the others used, and links between them that are cut.",
+            "Run the shipped engine, meter table and origin in simulated worlds, one for each seed. \
+             Messages are lost, delayed and duplicated; links are cut, nodes crash, data is lost, clocks \
+             disagree. Checkers compare the admitted usage with the promises. The same seed gives the same \
+             history.\n\nWith --regions, a world has two to eight regions with replicators, and links \
+             between them that are cut.\n\nExit status: 0 if every promise holds, 1 if one is broken. The \
+             command then prints the seed, and a smaller world that breaks the same promise.",
         )
-        .arg(number("seeds", "200", "How many worlds"))
-        .arg(number("first", "0", "The seed of the first world"))
+        .arg(number("seeds", "200", "Number of worlds"))
+        .arg(number("first", "0", "Seed of the first world"))
         .arg(
             Arg::new("seed")
                 .long("seed")
                 .value_name("SEED")
                 .value_parser(value_parser!(u64))
                 .conflicts_with_all(["seeds", "first"])
-                .help("One world only"),
+                .help("Seed of a single world"),
         )
-        .arg(flag("trace", "Prints everything that happened in that world").requires("seed"))
+        .arg(flag("trace", "Print all events of the world").requires("seed"))
         .arg(
             Arg::new("plot")
                 .long("plot")
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
                 .requires("seed")
-                .help("Draws what was admitted against limit and bound, as SVG"),
+                .help("Draw admitted usage, limit and bound of the world as SVG"),
         )
         .arg(
             Arg::new("hours")
                 .long("hours")
                 .value_name("HOURS")
                 .value_parser(value_parser!(f64))
-                .help("How long each world lasts: 0.5, or 0.1 with --regions"),
+                .help("Length of each world [default: 0.5; with --regions 0.1]"),
         )
+        .arg(Arg::new("requests").long("requests").value_name("N").value_parser(value_parser!(u64)).help(
+            "Requests per hour of a world [default: 7200; with --regions up to 20000 of an \
+                       attacker]",
+        ))
         .arg(
-            Arg::new("requests")
-                .long("requests")
-                .value_name("N")
-                .value_parser(value_parser!(u64))
-                .help("Requests in each hour of a world: 7200, or about 20000 of an attacker with --regions"),
-        )
-        .arg(
-            flag("regions", "Worlds of two to eight regions that count together, far from each other")
+            flag("regions", "Simulate worlds of two to eight regions that count together")
                 .conflicts_with_all(["plot", "mutants", "model"]),
         )
-        .arg(flag("mutants", "Makes known mistakes on purpose, and says which world noticed each"))
+        .arg(flag("mutants", "Run with known bugs, and print the world that detects each"))
         .arg(
-            flag("loads", "Measures the share of a single bucket that fleets admit, even and uneven, and false denials")
-                .conflicts_with_all(["regions", "plot", "mutants", "model", "seed"]),
+            flag(
+                "loads",
+                "Measure the admitted share of a single bucket, and false denials, under even \
+                           and uneven load",
+            )
+            .conflicts_with_all(["regions", "plot", "mutants", "model", "seed"]),
         )
-        .arg(flag("model", "Compares the engine with the model of grants that it was designed by"))
+        .arg(flag("model", "Compare the engine with the design model of grants"))
         .arg(json_arg())
 }
 
@@ -141,11 +145,11 @@ fn size(matches: &ArgMatches) -> Result<Size, Failure> {
     let hours = matches.get_one::<f64>("hours").copied().unwrap_or(hours_default);
     let per_hour = matches.get_one::<u64>("requests").copied().unwrap_or(requests_default);
     if !(hours > 0.0 && hours <= HOURS_MAX) {
-        return Err(Failure::usage(format!("--hours: {hours} is not above 0 and at most {HOURS_MAX}")));
+        return Err(Failure::usage(format!("--hours: {hours} is not above 0 and up to {HOURS_MAX}")));
     }
     let requests = per_hour as f64 * hours;
     if !(1.0..=1e8).contains(&requests) {
-        return Err(Failure::usage("--requests: a world has 1 to 100000000 requests"));
+        return Err(Failure::usage("--requests: {requests} requests in a world are outside 1 to 100000000"));
     }
     Ok(Size { length_us: (hours * US_PER_HOUR) as u64, requests: requests as u64 })
 }
@@ -177,7 +181,8 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> CommandResult {
     } else {
         say!("seed {}: {scenario}", report.seed)?;
         say!(
-            "{} of {} requests passed, {} waited, {} were not answered, of which {} passed by their node's part; trace {:016x}",
+            "{} of {} requests passed, {} waited, {} got no reply, of which {} passed by the node share; \
+             trace {:016x}",
             report.passed,
             report.requests,
             report.waited,
@@ -211,7 +216,7 @@ fn many(matches: &ArgMatches, size: Size) -> CommandResult {
     Ok(ended(summary.broken.is_empty()))
 }
 
-/// Runs a world for each seed that was asked for, on all cores.
+/// Runs a world for each requested seed, on all cores.
 fn swept<S>(matches: &ArgMatches, sweep: impl FnOnce(Range<u64>, usize, &(dyn Fn() + Sync)) -> S) -> S {
     let seeds = seeds(matches);
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -249,8 +254,10 @@ impl BrokenPromise for Violation {
 }
 
 fn to_json<B: BrokenPromise>(seed: u64, violations: &[B]) -> impl Iterator<Item = Value> + '_ {
-    let one = move |violation: &B| json!({ "seed": seed, "promise": violation.promise(), "what": violation.to_string() });
-    violations.iter().map(one)
+    violations.iter().map(move |violation| {
+        let what = violation.to_string();
+        json!({ "seed": seed, "promise": violation.promise(), "what": what })
+    })
 }
 
 fn summed(summary: &Summary) -> Value {
@@ -278,7 +285,7 @@ fn print(summary: &Summary) -> Result<Reader, Failure> {
         ("region-hours", format!("{hours:.1}")),
         ("requests", summary.requests.to_string()),
         ("faults", summary.faults.to_string()),
-        ("admitted, of what one bucket admits", percent(summary.admitted, summary.ideal)),
+        ("admitted share of a single bucket", percent(summary.admitted, summary.ideal)),
         ("requests that waited for the origin", percent(summary.waited, summary.requests)),
         ("requests that passed without the origin", percent(summary.alone, summary.requests)),
         ("longest wait", format!("{:.1} ms", summary.longest_wait_us as f64 / 1_000.0)),
@@ -291,23 +298,16 @@ fn print(summary: &Summary) -> Result<Reader, Failure> {
 
 /// A figure on each line.
 fn figures<const N: usize>(rows: [(&str, String); N]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
+    let mut table = table::without_header();
     for (what, figure) in rows {
         table.add_row(vec![what.to_owned(), figure]);
     }
-    aligned(&mut table);
+    table::align_right(&mut table, 1);
     table
 }
 
-/// Figures stand on the right.
-fn aligned(table: &mut Table) {
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-}
-
-/// Says what broke in the first world of those that did, and in how small a one it still does.
+/// Prints the violations of the first broken world, and a smaller world that still breaks the
+/// promise.
 fn explain<S: Display, B: BrokenPromise>(
     broken: &[(u64, Vec<B>)],
     scenario_of: impl FnOnce(u64) -> S,
@@ -321,7 +321,7 @@ fn explain<S: Display, B: BrokenPromise>(
         aside!("  broken: {violation}");
     }
     let (smaller, violations, trace) = shrink(&scenario, violation);
-    aside!("it breaks in a smaller world as well: {smaller}");
+    aside!("a smaller world breaks the same promise: {smaller}");
     for violation in &violations {
         aside!("  broken: {violation}");
     }

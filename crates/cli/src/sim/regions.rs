@@ -1,7 +1,7 @@
 //! Worlds of several regions.
 
 use clap::ArgMatches;
-use comfy_table::{Table, presets};
+use comfy_table::Table;
 use serde_json::{Value, json};
 use tidegate_sim::{
     BoundReach, Kind, RegionSummary, RegionViolation, Size, region_scenario_of, run_regions, shrink_regions,
@@ -10,7 +10,7 @@ use tidegate_sim::{
 
 use super::{BrokenPromise, US_PER_HOUR, ended, explain, figures, swept, to_json};
 use crate::out::Reader;
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, table};
 
 /// One world, with all there is to see of it.
 pub(super) fn one(matches: &ArgMatches, seed: u64, size: Size) -> CommandResult {
@@ -38,7 +38,8 @@ pub(super) fn one(matches: &ArgMatches, seed: u64, size: Size) -> CommandResult 
     } else {
         say!("seed {seed}: {scenario}")?;
         say!(
-            "{} of {} requests passed, {} units above the limit of {} that the bound allows ({}); trace {:016x}",
+            "{} of {} requests passed, {} units above the limit; the bound is {} units ({} reached); trace \
+             {:016x}",
             report.passed,
             report.requests,
             report.reach.excess,
@@ -70,7 +71,7 @@ pub(super) fn many(matches: &ArgMatches, size: Size) -> CommandResult {
     for (kind, milli) in &loose {
         let (algorithm, class) = (algorithm(*kind), kind.class.as_str());
         aside!(
-            "{algorithm}, {class}: no more than {} of its bound was reached: it says little",
+            "{algorithm}, {class}: worlds reached only {} of the bound, so it is not shown to be tight",
             percent(*milli)
         );
     }
@@ -92,6 +93,7 @@ fn percent(milli: u64) -> String {
 }
 
 fn summed(summary: &RegionSummary) -> Value {
+    let reached: Value = summary.reached.iter().map(|(kind, reached)| reached_of(*kind, reached)).collect();
     json!({
         "seeds": summary.seeds,
         "region_hours": summary.simulated_us as f64 / US_PER_HOUR,
@@ -100,7 +102,7 @@ fn summed(summary: &RegionSummary) -> Value {
         "isolations": summary.isolations,
         "batches": summary.batches,
         "rated": summary.rated,
-        "reached": summary.reached.iter().map(|(kind, reached)| reached_of(*kind, reached)).collect::<Value>(),
+        "reached": reached,
         "violations": summary.broken.iter().flat_map(|(seed, all)| to_json(*seed, all)).collect::<Value>(),
         "trace_hash": format!("{:016x}", summary.trace_hash),
     })
@@ -136,9 +138,9 @@ fn print(summary: &RegionSummary) -> Result<Reader, Failure> {
         ("region-hours", format!("{hours:.1}")),
         ("requests", summary.requests.to_string()),
         ("faults", summary.faults.to_string()),
-        ("times a region fell back to its part", summary.isolations.to_string()),
+        ("isolations of a region", summary.isolations.to_string()),
         ("batches merged", summary.batches.to_string()),
-        ("worlds whose long-run rate was judged", summary.rated.to_string()),
+        ("worlds with a checked long-run rate", summary.rated.to_string()),
         ("trace", format!("{:016x}", summary.trace_hash)),
         ("worlds that broke a promise", summary.broken.len().to_string()),
     ];
@@ -147,9 +149,8 @@ fn print(summary: &RegionSummary) -> Result<Reader, Failure> {
 
 /// How much of a printed bound was reached at most.
 fn reached_table(summary: &RegionSummary) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["limit", "class", "cuts", "worlds", "bound", "passed by", "reached", "seed"]);
+    let header = ["limit", "class", "cuts", "worlds", "bound", "excess", "reached", "seed"];
+    let mut table = table::with_header(header);
     for (kind, BoundReach { worlds, seed, reach }) in &summary.reached {
         table.add_row([
             algorithm(*kind).to_owned(),

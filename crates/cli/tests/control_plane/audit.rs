@@ -1,4 +1,4 @@
-//! The audit of a store, verified by a server that has other things to do.
+//! A server verifies the audit of its store for one request at a time.
 
 use std::thread::JoinHandle;
 
@@ -16,7 +16,7 @@ fn the_audit_is_verified_by_one_at_a_time() {
     wait_for(&server, "r1e0");
     let verify = || begin(server.address("admin"), &request("GET", "/v1/audit/verify", &[], None));
 
-    // Held up where its entries are asked for.
+    // The proxy stops the query for the entries.
     proxy.set(Traffic::QuestionsUpTo(b"SELECT sequence"));
     let both = [verify(), verify()].map(|asked| std::thread::spawn(|| finish(asked)));
     wait_until("one of them to be refused", START_TIME_MAX, || both.iter().any(JoinHandle::is_finished));

@@ -52,15 +52,15 @@ fn a_token_of_the_store_opens_a_server_until_it_is_revoked() {
     assert_eq!(status("configured"), 200);
 }
 
-/// Reads what a server says to somebody who asked whether to go on.
-fn told_to_go_on(stream: &mut TcpStream) -> bool {
+/// Whether the server answers `Expect: 100-continue` with 100.
+fn receives_continue(stream: &mut TcpStream) -> bool {
     let mut said = [0; b"HTTP/1.1 100 Continue\r\n\r\n".len()];
     stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time");
     stream.read_exact(&mut said).expect("an answer");
     said.starts_with(b"HTTP/1.1 100")
 }
 
-/// Whoever waits with the body of a request until their token is gone is not somebody else by then.
+/// A request must not act for a token that is revoked before the request body arrives.
 #[test]
 fn a_token_that_is_revoked_while_its_request_is_under_way_approves_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -84,7 +84,7 @@ fn a_token_that_is_revoked_while_its_request_is_under_way_approves_nothing() {
 
     let target = format!("/v1/rules/changes/{change}/approve");
     let mut stream = begin(server.address("admin"), &request("POST", &target, &fields, None));
-    assert!(told_to_go_on(&mut stream), "who asks is known, and the body is awaited");
+    assert!(receives_continue(&mut stream), "who asks is known, and the body is awaited");
     fixture.runtime.block_on(fixture.store.revoke_credential(&credential.hash, by())).expect("revoked");
     wait_until("the token to end", START_TIME_MAX, || status() == 401);
     stream.write_all(b"{}").expect("sends");
@@ -94,7 +94,7 @@ fn a_token_that_is_revoked_while_its_request_is_under_way_approves_nothing() {
 }
 
 #[test]
-fn nobody_makes_themselves_a_second_approver() {
+fn author_cannot_approve_with_a_second_credential() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
     let fixture = ControlFixture::open(&url);
@@ -104,13 +104,11 @@ fn nobody_makes_themselves_a_second_approver() {
         let bearer = format!("Bearer {token}");
         send(server.address("admin"), &request("POST", target, &[("authorization", &bearer)], Some(body)))
     };
-    let digits = TokenHash::of(b"root").to_string().replace("sha256:", "");
-    let root = format!("token:{}", &digits[..12]);
     let made = post("root", "/v1/credentials", r#"{"name":"other","role":"approver"}"#);
     assert_eq!(made.status, 200, "{}", made.body);
     let made: Value = serde_json::from_str(&made.body).expect("JSON");
     let token = made["token"].as_str().expect("told once");
-    for (author, why) in [(root.as_str(), "has theirs from its author"), ("other", "by its author")] {
+    for (author, why) in [("token:root", "created the credential of the other"), ("other", "by its author")] {
         let change = fixture.waiting(author);
         let reply = post(token, &format!("/v1/rules/changes/{change}/approve"), "{}");
         assert_eq!(reply.status, 403, "{}", reply.body);
@@ -122,7 +120,7 @@ fn nobody_makes_themselves_a_second_approver() {
     assert_eq!(reply.status, 200, "{}", reply.body);
 }
 
-/// Sends a command, and gives the line it is answered with.
+/// Sends a command, and returns the first line of the reply.
 fn tell(stream: &mut TcpStream, command: &str) -> String {
     stream.write_all(format!("{command}\r\n").as_bytes()).expect("sends");
     let (mut line, mut byte) = (String::new(), [0]);

@@ -12,10 +12,10 @@ use tokio::runtime::Runtime;
 
 use crate::support::raw::{Reply, request, send};
 
-/// Who changes the store.
+/// The actor of the changes.
 pub const AUTHOR: &str = "ada";
 
-/// A store, changed by whoever tests: past every server.
+/// A rule store that the test changes directly, not through a server.
 pub struct ControlFixture {
     pub runtime: Runtime,
     pub store: Store,
@@ -59,7 +59,7 @@ impl ControlFixture {
         })
     }
 
-    /// Keeps a change of somebody that waits for an approver, and gives its number.
+    /// Stores a change of `author` that waits for approval, and returns its id.
     pub fn waiting(&self, author: &str) -> u64 {
         let proposal = Proposal {
             base_revision: 0,
@@ -90,7 +90,7 @@ impl ControlFixture {
         self.runtime.block_on(self.store.put_emergency(&emergency, by())).expect("put");
     }
 
-    /// Who did what, in order.
+    /// Returns the actor and action of each audit entry, in order.
     pub fn audit(&self) -> Vec<(String, String)> {
         let entries = self.runtime.block_on(self.store.audit(0, 1_000)).expect("an audit");
         entries.into_iter().map(|entry| (entry.actor, entry.action)).collect()
@@ -112,7 +112,7 @@ pub fn per_user(limit: u32) -> String {
     format!(r#"{{"key":["user"],"limit":{limit},"period":"1h"}}"#)
 }
 
-/// A server that follows a store and keeps what it keeps in a folder.
+/// Starts a server that follows a store, with `folder` as its data directory.
 pub fn serve(url: &str, folder: &Path, more: &[&str]) -> Server {
     let data = folder.to_string_lossy();
     crate::support::serve(&[&["--rules", url, "--data-dir", &*data], more].concat())
@@ -132,7 +132,7 @@ pub fn passed(server: &Server, user: &str, requests: usize) -> usize {
     (0..requests).filter(|_| answer(server, user)["decision"] == "allow").count()
 }
 
-/// Waits until a server decides by what a store held at these revisions.
+/// Waits until a server decides by these revisions of the store.
 pub fn wait_for(server: &Server, version: &str) {
     wait_until(&format!("{version} to be in force"), START_TIME_MAX, || {
         answer(server, "looks")["rules_version"] == version

@@ -1,4 +1,4 @@
-//! Servers that take their rules from a store, and what goes wrong between them.
+//! Servers with a rule store, and failures between them.
 
 #![allow(unreachable_pub, reason = "modules of a test program")]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -7,6 +7,7 @@
 mod support;
 
 mod audit;
+mod block;
 mod credentials;
 mod fixture;
 mod outage;

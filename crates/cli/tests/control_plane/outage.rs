@@ -1,4 +1,4 @@
-//! The store is gone: servers go on, and start from what they kept.
+//! Outages of the rule store: servers keep their rules, and start from snapshots.
 
 use tidegate_rules::store::Credential;
 use tidegate_server::auth::TokenHash;
@@ -72,7 +72,7 @@ fn tokens_of_the_store_open_a_server_that_starts_without_it() {
     assert_eq!(["configured", "kept", "other"].map(|token| status(&server, token)), [200, 200, 401]);
     wait_until("a token to end", START_TIME_MAX, || status(&server, "ending") == 401);
 
-    // What it says when it is there again counts.
+    // When the store is back, its state counts.
     postgres.restart();
     let fixture = ControlFixture::open(&url);
     put(&fixture, &credential("other", None));
@@ -96,7 +96,7 @@ fn a_store_that_was_lost_takes_no_rules_with_it() {
     fixture.runtime.block_on(fixture.store.close());
     std::fs::remove_file(&file).expect("lost");
 
-    // Opened, it would be made anew, and without a rule everything would pass.
+    // Opening the lost store creates an empty one. Without rules, every request would pass.
     let server = serve(&url, &data, &["--rules-reconcile", "1s"]);
     wait_until("the empty store to be looked at twice", START_TIME_MAX, || {
         let refused = |count: u32| format!("tidegate_rules_reloads_total{{outcome=\"refused\"}} {count}\n");
@@ -106,7 +106,7 @@ fn a_store_that_was_lost_takes_no_rules_with_it() {
     wait_for(&server, "r1e1");
     assert_eq!(passed(&server, "bob", 5), 0);
 
-    // What is applied to the new one counts, though by the same number.
+    // A change of the new store counts, although it has the same revision.
     let fixture = ControlFixture::open(&url);
     fixture.put(&[("per_user", &per_user(4))]);
     wait_for(&server, "r1e0");
@@ -131,7 +131,7 @@ fn a_server_without_a_disk_starts_from_a_bucket() {
     fixture.put(&[("per_user", &per_user(2))]);
     let (mut server, mut other) = (serve("eu/node-1"), serve("eu/node-2"));
     wait_until("the first snapshots", START_TIME_MAX, || bucket.objects().len() == 2);
-    // What came last is written when a server stops.
+    // A server writes its latest state when it stops.
     fixture.block("per_user");
     wait_for(&server, "r1e1");
     wait_for(&other, "r1e1");

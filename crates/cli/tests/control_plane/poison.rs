@@ -1,4 +1,4 @@
-//! What must not be in force is refused whole.
+//! An invalid change is refused as a whole.
 
 use tidegate_rules::WILDCARDS_PER_RULE_MAX;
 use tidegate_rules::change::Operation;
@@ -24,11 +24,11 @@ fn a_poisonous_change_is_refused_whole_and_servers_stay() {
     wait_for(&server, "r1e0");
     assert_eq!(passed(&server, "bob", 5), 2);
 
-    // An emergency does not wait for the book to be good.
+    // An emergency comes into force although the rule set is invalid.
     fixture.block("per_user");
     wait_for(&server, "r1e1");
     assert_eq!(passed(&server, "carol", 1), 0);
-    // Who declares one here is told that it is in force, whatever becomes of the book.
+    // The server reports a new emergency as in force, independent of the rule set.
     let declared = r#"{"action": "block", "rule": "per_user", "key": ["dan"]}"#;
     let declared = send(server.address("admin"), &request("POST", "/v1/emergencies", &[], Some(declared)));
     assert!(
@@ -86,7 +86,7 @@ fn overlapping_overrides_and_too_many_wildcards_move_no_server() {
 }
 
 #[test]
-fn what_was_refused_is_mended_where_rules_are_changed() {
+fn refused_rule_set_is_repaired_by_rollback_or_change() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
     let fixture = ControlFixture::open(&url);
@@ -117,7 +117,7 @@ fn what_was_refused_is_mended_where_rules_are_changed() {
 }
 
 #[test]
-fn nothing_starts_with_a_poisonous_book_but_from_a_snapshot() {
+fn server_with_invalid_rules_starts_only_from_a_snapshot() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
     let fixture = ControlFixture::open(&url);

@@ -1,4 +1,4 @@
-//! Changes reach every server, whoever made them.
+//! Changes reach every server, whether made in the store or through one server.
 
 use sqlx::Connection as _;
 use tidegate_rules::store::CHANNEL;
@@ -8,11 +8,11 @@ use crate::fixture::{ControlFixture, metrics, passed, per_user, serve, wait_for,
 use crate::support::raw::{request, send};
 
 #[test]
-fn five_servers_enforce_what_their_store_holds() {
+fn five_servers_enforce_the_rules_of_their_store() {
     let postgres = Postgres::start();
     let fixture = ControlFixture::open(&postgres.url("postgres"));
     let folder = tempfile::tempdir().expect("a folder");
-    // Nobody looks by themselves while this test runs: what they know, they were told.
+    // No server polls during this test: changes arrive by notification only.
     let told = ["--rules-poll", "1d", "--rules-reconcile", "1d"];
     let start = |at: usize| serve(&postgres.url("postgres"), &folder.path().join(at.to_string()), &told);
     let servers: Vec<Server> = (0..5).map(start).collect();
@@ -22,7 +22,7 @@ fn five_servers_enforce_what_their_store_holds() {
     all_hold("r1e0");
     assert!(servers.iter().all(|server| passed(server, "bob", 5) == 2));
 
-    // Another rule, and more for this one, said to one of them: what was spent stays spent.
+    // A change through one server adds a rule and raises this one. Spent units stay spent.
     let change = format!(
         r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "per_user", "body": {}}},
         {{"do": "put", "kind": "rule", "name": "other", "body": {{"key": ["team"], "limit": 1, "period": "1h"}}}}],
@@ -32,7 +32,7 @@ fn five_servers_enforce_what_their_store_holds() {
     let reply = send(servers[3].address("admin"), &request("POST", "/v1/rules/apply", &[], Some(&change)));
     assert_eq!(reply.status, 200, "{}", reply.body);
     all_hold("r2e0");
-    // What drains is time: of a full limit nothing is left, also where that was raised.
+    // A level is a time to drain, so a full limit stays full when it is raised.
     assert!(servers.iter().all(|server| passed(server, "bob", 5) == 0), "a swap gives nobody a new burst");
 
     fixture.block("per_user");
@@ -50,7 +50,7 @@ fn five_servers_enforce_what_their_store_holds() {
 }
 
 #[test]
-fn what_a_server_could_not_hear_it_catches_up_with() {
+fn server_catches_up_with_changes_after_an_outage() {
     let postgres = Postgres::start();
     let (fixture, proxy, url) = ControlFixture::behind_a_proxy(&postgres);
     let folder = tempfile::tempdir().expect("a folder");
@@ -68,9 +68,10 @@ fn what_a_server_could_not_hear_it_catches_up_with() {
     wait_for_metric(&server, "tidegate_rules_store_up 1");
 }
 
-/// A connection may be dead without either end knowing: nobody connects again then, and nothing is said.
+/// A connection may be dead without either end noticing. Then neither reconnects, and no
+/// notification arrives.
 #[test]
-fn what_a_dead_connection_did_not_say_is_found_when_everything_is_compared() {
+fn reconciliation_finds_changes_of_a_dead_connection() {
     let postgres = Postgres::start();
     let (fixture, proxy, url) = ControlFixture::behind_a_proxy(&postgres);
     let folder = tempfile::tempdir().expect("a folder");
@@ -80,7 +81,8 @@ fn what_a_dead_connection_did_not_say_is_found_when_everything_is_compared() {
     };
     let (comparing, listening) = (start("comparing", "1s"), start("listening", "1d"));
     wait_until("both to listen", START_TIME_MAX, || listeners(&postgres, &fixture) == 2);
-    // Whoever was told of the second of two has looked by itself before: that comes first.
+    // Two changes in sequence: a server that gets the second by notification has finished its own
+    // first poll.
     for (limit, version) in [(3, "r2e0"), (4, "r3e0")] {
         fixture.put(&[("per_user", &per_user(limit))]);
         for server in [&comparing, &listening] {
@@ -88,7 +90,7 @@ fn what_a_dead_connection_did_not_say_is_found_when_everything_is_compared() {
         }
     }
 
-    // Only what is said on the channel has its name in it.
+    // Only notifications contain the name of the channel.
     proxy.set(Traffic::AnswersUpTo(CHANNEL.as_bytes()));
     fixture.put(&[("per_user", &per_user(5))]);
     wait_until("neither to hear of it", START_TIME_MAX, || proxy.keeping() == 2);
@@ -97,12 +99,12 @@ fn what_a_dead_connection_did_not_say_is_found_when_everything_is_compared() {
     for server in [&comparing, &listening] {
         assert!(metrics(server).contains("tidegate_rules_store_up 1\n"), "nothing was cut");
     }
-    // What was held up is all that the other one lacked.
+    // The delayed notification is all that the other server lacked.
     proxy.set(Traffic::Pass);
     wait_for(&listening, "r4e0");
 }
 
-/// How many connections of servers wait for what is said.
+/// Returns how many connections of servers listen for notifications.
 fn listeners(postgres: &Postgres, fixture: &ControlFixture) -> i64 {
     fixture.runtime.block_on(async {
         let mut connection =
@@ -113,7 +115,7 @@ fn listeners(postgres: &Postgres, fixture: &ControlFixture) -> i64 {
 }
 
 #[test]
-fn what_is_written_past_the_revisions_is_found_when_everything_is_compared() {
+fn reconciliation_finds_writes_without_a_revision() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
     let fixture = ControlFixture::open(&url);

@@ -1,14 +1,45 @@
-//! A change that suddenly denies what passed before is undone by itself.
+//! A change after which a rule suddenly denies far more is rolled back automatically. The tests of
+//! the server look at the single cases; here, real servers share a store.
 
-use tidegate_rules::change::{ChangeNeeds, ChangeState, Operation, Proposal};
-use tidegate_rules::rows::RowKind;
-use tidegate_rules::store::Attribution;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tidegate_rules::change::ChangeState;
 use tidegate_testkit::{Postgres, START_TIME_MAX, Server, wait_until};
 
-use crate::fixture::{AUTHOR, ControlFixture, by, check, metrics, passed, per_user, put, serve, wait_for};
+use crate::fixture::{AUTHOR, ControlFixture, check, metrics, passed, per_user, serve, wait_for};
+use crate::support::raw::{Reply, request, send};
+
+/// Time within which a server has looked at denials for a minute.
+const BASELINE_TIME_MAX: Duration = Duration::from_mins(4);
+
+fn post(server: &Server, target: &str, body: &Value) -> Reply {
+    send(server.address("admin"), &request("POST", target, &[], Some(&body.to_string())))
+}
+
+fn get(server: &Server, target: &str) -> Value {
+    let reply = send(server.address("admin"), &request("GET", target, &[], None));
+    serde_json::from_str(&reply.body).expect("JSON")
+}
+
+fn operations(limit: u32) -> Value {
+    let body: Value = serde_json::from_str(&per_user(limit)).expect("JSON");
+    json!([{ "do": "put", "kind": "rule", "name": "per_user", "body": body }])
+}
+
+/// The answer to a plan of another limit.
+fn plan(server: &Server, limit: u32) -> Value {
+    let reply = post(server, "/v1/rules/plan", &json!({ "operations": operations(limit) }));
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    serde_json::from_str(&reply.body).expect("JSON")
+}
+
+fn applied(fixture: &ControlFixture) -> Vec<String> {
+    fixture.audit().into_iter().filter(|(_, action)| action == "change.apply").map(|(by, _)| by).collect()
+}
 
 #[test]
-fn an_absurd_rule_is_rolled_back_and_the_audit_says_so() {
+fn an_absurd_rule_is_rolled_back_and_everyone_can_see_it() {
     let postgres = Postgres::start();
     let url = postgres.url("postgres");
     let fixture = ControlFixture::open(&url);
@@ -18,7 +49,15 @@ fn an_absurd_rule_is_rolled_back_and_the_audit_says_so() {
     let servers: Vec<Server> = (0..2).map(start).collect();
     let all_hold = |version: &str| servers.iter().for_each(|server| wait_for(server, version));
     all_hold("r1e0");
-    assert!(servers.iter().all(|server| passed(server, "bob", 10) == 10));
+    // Each server needs a minute of requests to compare with.
+    for server in &servers {
+        wait_until("a baseline", BASELINE_TIME_MAX, || {
+            for server in &servers {
+                assert_eq!(passed(server, "bob", 1), 1);
+            }
+            plan(server, 1)["watch"]["rules"] == json!(["per_user"])
+        });
+    }
 
     let absurd = fixture.put(&[("per_user", &per_user(1))]);
     let state = || fixture.runtime.block_on(fixture.store.change(absurd.id)).expect("a change").state;
@@ -36,235 +75,78 @@ fn an_absurd_rule_is_rolled_back_and_the_audit_says_so() {
     let count =
         |server: &&Server| metrics(server).contains("tidegate_rules_rollbacks_total{outcome=\"done\"} 1\n");
     assert_eq!(servers.iter().filter(count).count(), 1);
-}
-
-fn applied(fixture: &ControlFixture) -> Vec<String> {
-    fixture.audit().into_iter().filter(|(_, action)| action == "change.apply").map(|(by, _)| by).collect()
-}
-
-/// A server of a store, and something that makes it deny.
-fn denying(folder: &tempfile::TempDir, make: impl FnOnce(&ControlFixture)) -> (ControlFixture, Server) {
-    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let fixture = ControlFixture::open(&url);
-    let server = serve(&url, &folder.path().join("data"), &[]);
-    make(&fixture);
-    wait_for(&server, "r2e0");
-    (fixture, server)
-}
-
-fn deny_until(what: &str, server: &Server, is_so: impl Fn() -> bool) {
-    wait_until(what, START_TIME_MAX, || {
-        (0..20).for_each(|_| drop(check(server, "bob")));
-        is_so()
-    });
+    // Every server tells of it, also the one that did nothing.
+    for server in &servers {
+        wait_until("the rollback to be seen", START_TIME_MAX, || {
+            !get(server, "/v1/rules")["last_automatic_rollback"].is_null()
+        });
+        let seen = get(server, "/v1/rules")["last_automatic_rollback"].clone();
+        assert_eq!((&seen["change"], &seen["revision"]), (&json!(absurd.id), &json!(3)), "{seen}");
+        assert!(seen["reason"].as_str().is_some_and(|reason| reason.contains("per_user")), "{seen}");
+        assert_eq!(get(server, "/v1/status")["rules"]["last_automatic_rollback"], seen);
+        let notices = get(server, "/v1/why?key=user:bob")["notices"].clone();
+        assert_eq!((&notices[0]["kind"], &notices[0]["rollback"]), (&json!("automatic_rollback"), &seen));
+    }
 }
 
 #[test]
-fn what_other_rows_need_is_not_rolled_back_until_they_do_not() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (fixture, server) = denying(&folder, |fixture| {
-        fixture.put(&[("per_user", &per_user(1)), ("other", r#"{"key":["team"],"limit":9,"period":"1h"}"#)]);
-        fixture.make(vec![put(RowKind::Override, "vip", r#"{"rule":"other","key":["carol"],"limit":50}"#)]);
-    });
-    deny_until("the change to be tried to undo", &server, || {
-        metrics(&server).contains("tidegate_rules_rollbacks_total{outcome=\"refused\"} 1\n")
-    });
-    // Without its rule the override would make no sense, and everything would be refused from now on.
-    assert_eq!(applied(&fixture), [AUTHOR; 2]);
-    fixture.make(vec![Operation::Delete { kind: RowKind::Override, name: "vip".to_owned() }]);
-    deny_until("the change to be undone", &server, || applied(&fixture).len() == 4);
-    assert_eq!(applied(&fixture).last().map(String::as_str), Some("tidegate: automatic"));
-    wait_for(&server, "r4e0");
-    assert!(metrics(&server).contains("tidegate_rules_reloads_total{outcome=\"refused\"} 0\n"));
-}
-
-#[test]
-fn a_change_is_rolled_back_with_what_needs_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (fixture, server) = denying(&folder, |fixture| {
-        fixture.put(&[("per_user", &per_user(1))]);
-        fixture.make(vec![put(
-            RowKind::Override,
-            "vip",
-            r#"{"rule":"per_user","key":["carol"],"limit":50}"#,
-        )]);
-    });
-    deny_until("both changes to be undone", &server, || applied(&fixture).len() == 4);
-    wait_for(&server, "r4e0");
-    assert_eq!(*fixture.runtime.block_on(fixture.store.load()).expect("loads").rows, []);
-}
-
-/// A store whose rules were made long ago.
-fn settled(url: &str, rules: &[(&str, &str)]) -> ControlFixture {
-    let fixture = ControlFixture::open(url);
-    let proposal = Proposal {
-        base_revision: 0,
-        reason: "a test".to_owned(),
-        operations: rules.iter().map(|(name, body)| put(RowKind::Rule, name, body)).collect(),
-        effect: None,
-        needs: ChangeNeeds::Nothing,
-        undoes: Vec::new(),
-    };
-    let long_ago = Attribution { now_ms: by().now_ms - 3_600_000, ..by() };
-    fixture.runtime.block_on(fixture.store.apply_new(&proposal, false, long_ago)).expect("applied");
-    fixture
-}
-
-#[test]
-fn of_several_changes_of_a_rule_none_that_is_absurd_stays() {
+fn a_first_rule_is_not_watched_and_its_author_is_told() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let fixture = settled(&url, &[("per_user", &per_user(1_000_000))]);
     let server = serve(&url, &folder.path().join("data"), &[]);
-    wait_for(&server, "r1e0");
-    // A good one, and two that are not.
-    let changes = [2_000_000, 1, 2].map(|limit| fixture.put(&[("per_user", &per_user(limit))]).id);
-    wait_for(&server, "r4e0");
-    deny_until("the absurd ones to be undone", &server, || applied(&fixture).len() == 6);
-    wait_for(&server, "r6e0");
-    assert_eq!(passed(&server, "bob", 10), 10, "the first of them is not in force again");
-    let state = |id: u64| fixture.runtime.block_on(fixture.store.change(id)).expect("a change").state;
-    assert_eq!(changes.map(state), [ChangeState::Applied, ChangeState::RolledBack, ChangeState::RolledBack]);
-    assert!(metrics(&server).contains("tidegate_rules_rollbacks_total{outcome=\"done\"} 2\n"));
+    let question = json!({ "operations": operations(5), "confirmed": true });
+    let reply = post(&server, "/v1/rules/apply", &question);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    let answer: Value = serde_json::from_str(&reply.body).expect("JSON");
+    assert_eq!(answer["watch"], Value::Null);
+    let not_watched = "rule \"per_user\" is new: it has no earlier denials to compare with";
+    assert_eq!(answer["not_watched"], json!(not_watched));
+    assert_eq!(passed(&server, "bob", 400), 5);
+    assert_eq!(get(&server, "/v1/rules")["last_automatic_rollback"], Value::Null);
 }
 
 #[test]
-fn what_somebody_changed_further_is_left_alone_and_counted() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (fixture, server) = denying(&folder, |fixture| {
-        fixture.put(&[("per_user", &per_user(1)), ("other", r#"{"key":["team"],"limit":9,"period":"1h"}"#)]);
-        fixture.put(&[("other", r#"{"key":["team"],"limit":10,"period":"1h"}"#)]);
-    });
-    deny_until("the change to be tried to undo", &server, || {
-        metrics(&server).contains("tidegate_rules_rollbacks_total{outcome=\"refused\"} 1\n")
-    });
-    assert_eq!(applied(&fixture), [AUTHOR; 2]);
-}
-
-#[test]
-fn a_change_that_lets_pass_more_is_not_undone_by_whoever_asks_too_much() {
+fn a_rollback_and_a_deletion_say_what_they_remove_and_ask() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let fixture = settled(&url, &[("per_user", &per_user(1))]);
     let server = serve(&url, &folder.path().join("data"), &[]);
-    wait_for(&server, "r1e0");
-    let raised = fixture.put(&[("per_user", &per_user(2))]);
-    wait_for(&server, "r2e0");
-    fixture.put(&[("beside", BESIDE)]);
-    wait_for(&server, "r3e0");
-    deny_until("the new rule to be undone", &server, || applied(&fixture).len() == 4);
-    wait_for(&server, "r4e0");
-    let state = fixture.runtime.block_on(fixture.store.change(raised.id)).expect("a change").state;
-    assert_eq!(state, ChangeState::Applied);
-    assert_eq!(passed(&server, "carol", 5), 2);
-}
-
-#[test]
-fn a_change_of_a_moment_ago_is_watched_after_a_start() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let fixture = settled(&url, &[("per_user", &per_user(1_000_000)), ("raised", &per_user(1))]);
-    fixture.put(&[("per_user", &per_user(1))]);
-    let raised = fixture.put(&[("raised", &per_user(2))]);
-    let server = serve(&url, &folder.path().join("data"), &[]);
-    deny_until("the change to be undone", &server, || applied(&fixture).len() == 4);
-    assert_eq!(applied(&fixture).last().map(String::as_str), Some("tidegate: automatic"));
-    let state = fixture.runtime.block_on(fixture.store.change(raised.id)).expect("a change").state;
-    assert_eq!(state, ChangeState::Applied, "it lets pass more");
-}
-
-/// A rule beside the one that a test is about, whose change nobody approved: when that is undone, both were looked at.
-const BESIDE: &str = r#"{"key":["user"],"limit":1,"period":"1h"}"#;
-
-#[test]
-fn what_somebody_approved_is_not_undone_while_it_does_what_was_approved() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (fixture, server) = denying(&folder, |fixture| {
-        approved(fixture, &per_user(1), 99.5);
-        fixture.put(&[("beside", BESIDE)]);
-    });
-    deny_until("what nobody approved to be undone", &server, || applied(&fixture).len() == 3);
-    wait_for(&server, "r3e0");
-    assert_eq!(passed(&server, "carol", 5), 1, "what was approved holds");
-    let state = fixture.runtime.block_on(fixture.store.change(1)).expect("a change").state;
-    assert_eq!(state, ChangeState::Applied);
-}
-
-#[test]
-fn what_denies_more_than_somebody_approved_is_undone() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let (fixture, server) = denying(&folder, |fixture| {
-        fixture.put(&[("per_user", &per_user(1_000_000))]);
-        approved(fixture, &per_user(1), 10.0);
-    });
-    deny_until("the change to be undone", &server, || applied(&fixture).len() == 3);
-    wait_for(&server, "r3e0");
-    assert_eq!(passed(&server, "bob", 10), 10);
-}
-
-/// A rule that somebody else approved, expecting that it newly denies so much.
-fn approved(fixture: &ControlFixture, body: &str, percent: f64) {
-    let effect = format!(
-        r#"{{"measured":{{"records":1000,"requests":100,"newly_denied":{percent},"newly_allowed":0,
-        "newly_denied_percent":{percent},"rules":[{{"rule":"per_user","requests":100,"newly_denied":{percent}}}]}}}}"#
+    let first = post(&server, "/v1/rules/apply", &json!({ "operations": operations(5), "confirmed": true }));
+    assert_eq!(first.status, 200, "{}", first.body);
+    let back = json!({ "rollback": { "to_revision": 0 } });
+    let planned = post(&server, "/v1/rules/plan", &back);
+    assert_eq!(planned.status, 200, "{}", planned.body);
+    let planned: Value = serde_json::from_str(&planned.body).expect("JSON");
+    assert_eq!((&planned["effect"]["needs"], &planned["undoes"]), (&json!("confirmation"), &json!([1])));
+    assert_eq!(
+        (&planned["diff"][0]["does"], &planned["diff"][0]["name"]),
+        (&json!("delete"), &json!("per_user"))
     );
-    fixture.runtime.block_on(async {
-        let base_revision = fixture.store.revisions().await.expect("heads").revision;
-        let proposal = Proposal {
-            base_revision,
-            reason: "a test".to_owned(),
-            operations: vec![put(RowKind::Rule, "per_user", body)],
-            effect: Some(effect),
-            needs: ChangeNeeds::Approver,
-            undoes: Vec::new(),
-        };
-        let change = fixture.store.propose(&proposal, by()).await.expect("proposed");
-        let other = Attribution { by: "bob", ..by() };
-        fixture.store.approve(change.id, other).await.expect("approved");
-        fixture.store.apply(change.id, false, by()).await.expect("applied");
-    });
-}
-
-#[test]
-fn a_rule_that_denies_what_it_said_in_shadow_mode_is_not_undone() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let fixture = ControlFixture::open(&url);
-    let shadow = r#"{"key":["user"],"limit":1,"period":"1h","mode":"shadow"}"#;
-    fixture.put(&[("per_user", shadow)]);
-    let server = serve(&url, &folder.path().join("data"), &[]);
-    wait_for(&server, "r1e0");
-    assert_eq!(passed(&server, "bob", 300), 300);
-    fixture.put(&[("per_user", &per_user(1))]);
-    // A request that one of them denies is not charged to the other: this has to deny by itself.
-    fixture.put(&[("beside", &per_user(0))]);
-    wait_for(&server, "r3e0");
-    // Enough for a jump, and fewer than ten times as many as before.
-    assert_eq!(passed(&server, "bob", 200), 0);
-    wait_until("what is new to be undone", START_TIME_MAX, || applied(&fixture).len() == 4);
-    wait_for(&server, "r4e0");
-    assert_eq!(passed(&server, "carol", 5), 1, "it goes on denying");
-    let book = fixture.runtime.block_on(fixture.store.load()).expect("loads");
-    assert_eq!(book.rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["per_user"]);
-}
-
-#[test]
-fn what_an_emergency_is_about_is_undone_when_that_is_over() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
-    let fixture = ControlFixture::open(&url);
-    let server = serve(&url, &folder.path().join("data"), &[]);
-    fixture.put(&[("per_user", &per_user(1))]);
-    fixture.emergency(r#"{"action":"allow","rule":"per_user","key":["vip"]}"#);
-    wait_for(&server, "r1e1");
-    deny_until("the change to be tried to undo", &server, || {
-        metrics(&server).contains("tidegate_rules_rollbacks_total{outcome=\"refused\"} 1\n")
-    });
-    assert_eq!(applied(&fixture), [AUTHOR], "a rule in an emergency is not deleted");
-    fixture.runtime.block_on(fixture.store.end_emergency("stop", by())).expect("ended");
-    deny_until("the change to be undone", &server, || applied(&fixture).len() == 2);
-    assert_eq!(applied(&fixture).last().map(String::as_str), Some("tidegate: automatic"));
-    wait_for(&server, "r2e2");
-    let told = metrics(&server);
-    assert!(told.contains("tidegate_rules_rollbacks_total{outcome=\"refused\"} 1\n"), "told once");
+    let delete = json!({ "operations": [{ "do": "delete", "kind": "rule", "name": "per_user" }] });
+    for (target, question, words) in [
+        (
+            "/v1/rules/rollback",
+            json!({ "to_revision": 0 }),
+            "confirmed: the rollback removes rule \"per_user\"; ",
+        ),
+        ("/v1/rules/rollback", json!({ "change": 1 }), "confirmed: the rollback removes rule \"per_user\"; "),
+        ("/v1/rules/apply", delete, "confirmed: the change removes rule \"per_user\"; "),
+    ] {
+        let reply = post(&server, target, &question);
+        let problem: Value = serde_json::from_str(&reply.body).expect("JSON");
+        assert_eq!(reply.status, 409, "{problem}");
+        assert!(problem["detail"].as_str().is_some_and(|detail| detail.starts_with(words)), "{problem}");
+    }
+    assert_eq!(get(&server, "/v1/rules")["revision"], json!(1), "nothing happened");
+    let again = json!({ "to_revision": 0, "base_revision": 0, "confirmed": true });
+    assert_eq!(post(&server, "/v1/rules/rollback", &again).status, 409, "planned against other rows");
+    let meant = json!({ "to_revision": 0, "base_revision": 1, "confirmed": true });
+    let reply = post(&server, "/v1/rules/rollback", &meant);
+    assert_eq!(reply.status, 200, "{}", reply.body);
+    assert_eq!(get(&server, "/v1/rules")["rows"], json!([]));
+    for wrong in
+        [json!({}), json!({ "rollback": {} }), json!({ "rollback": { "change": 1, "to_revision": 0 } })]
+    {
+        let reply = post(&server, "/v1/rules/plan", &wrong);
+        assert!(reply.status == 400 && reply.body.contains("one of the two is needed"), "{}", reply.body);
+    }
 }

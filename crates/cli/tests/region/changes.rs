@@ -28,8 +28,8 @@ fn wait_for_version(field: &Field, version: u64) {
     }
 }
 
-/// Nothing drains here, so a key is never granted more than the highest limit it was ever under; and once it has had more
-/// than a lower one, nothing but what servers held of it when they learned of that.
+/// Nothing drains here, so a key never passes more units than its highest limit so far. Once it has
+/// passed more than a lowered limit, only the grants that servers already have may still pass.
 #[test]
 fn a_limit_that_is_raised_and_lowered_is_never_passed() {
     let redis = Redis::start(&[]);
@@ -57,10 +57,10 @@ fn a_limit_that_is_raised_and_lowered_is_never_passed() {
     assert!(tally.granted("security") <= 3_000, "{tally:?}");
 }
 
-/// A limit that begins to count by another algorithm, or over another period, goes on with what was used: it is never passed, by
-/// nobody's grant, and what is left of it is granted. Each version allows a little more, so that there is something left.
+/// A limit with a new algorithm or period keeps its usage: no grant exceeds it, and its remaining
+/// units are granted. Each version allows a little more, so that some units remain.
 #[test]
-fn a_limit_that_changes_how_it_counts_goes_on_with_what_was_used() {
+fn limit_with_a_new_algorithm_or_period_keeps_its_usage() {
     const STEP: u64 = 400;
     const HOW: [&str; 6] = [
         "period='366d'\nalgorithm='gcra'",
@@ -105,10 +105,10 @@ fn a_limit_that_changes_how_it_counts_goes_on_with_what_was_used() {
     assert_eq!(MeterSums::of([&redis], "comfort").charged, tally.granted("comfort"), "{tally:?}");
 }
 
-/// A request that costs more than any server holds, or than is left at the origin while others hold the rest, gets what
-/// they give back.
+/// A request may cost more than any server's grant, or more than the origin has left beside other
+/// grants. It gets the units that other servers return.
 #[test]
-fn a_request_too_large_for_any_grant_is_granted_from_what_others_give_back() {
+fn request_larger_than_any_grant_uses_recalled_grants() {
     const LIMIT: u64 = 1_000;
     const LARGE: u64 = 600;
     let redis = Redis::start(&[]);
@@ -135,8 +135,8 @@ fn a_request_too_large_for_any_grant_is_granted_from_what_others_give_back() {
     assert_eq!(MeterSums::of([&redis], "security").charged, small + large);
 }
 
-/// What `tidegate bound` prints for the only rule of a file: by how many units it may be passed at most, in a region of so many
-/// servers whose origin is gone once and comes back without its last writes.
+/// Returns the bound that `tidegate bound` prints for the only rule of a file, in units. The region
+/// has this many servers, one outage of the origin, and one failover that loses writes.
 fn printed_bound(rules: &str, nodes: usize) -> u64 {
     let dir = tempfile::tempdir().expect("a folder");
     let (file, nodes) = (crate::support::write(dir.path(), "rules.toml", rules), nodes.to_string());
@@ -161,8 +161,8 @@ fn printed_bound(rules: &str, nodes: usize) -> u64 {
     bounds["bounds"][0]["total"].as_u64().expect("a number of units")
 }
 
-/// A replica that had not heard everything takes over. A limit that must hold is not passed; another is passed by no more than
-/// what is printed for it, however long it is asked for more.
+/// A replica that lacks writes is promoted. A `security` limit is not exceeded. A `comfort` limit
+/// is exceeded by the printed bound at most, however long the load lasts.
 #[test]
 fn a_fail_over_that_loses_writes_stays_inside_the_bound() {
     const LIMIT: u64 = 3_000;
@@ -212,11 +212,11 @@ fn a_fail_over_that_loses_writes_stays_inside_the_bound() {
     assert!(comfort <= LIMIT + bound, "{tally:?}");
 }
 
-/// The period of a window that ends a few times during a test, and what it takes in.
+/// Period and limit of a window that ends a few times during a test.
 const PERIOD_US: u64 = 2_000_000;
 const WINDOW_LIMIT: u64 = 40;
 
-/// How many cells each client is granted something in.
+/// A client stops once it was admitted in more than this many cells.
 const CELLS: usize = 4;
 
 /// The longest that an origin believes in a grant of a key that was denied of late, µs: its life, a sixteenth more, and the
@@ -238,8 +238,9 @@ impl Grant {
     }
 }
 
-/// The most that the window took in at the moment of any grant, in units of which a period makes one: all that was surely granted
-/// before it in its cell, and what of the cell before was still in the window when it was answered.
+/// Returns the maximum that the window counted at any admission, in units times the period. It
+/// counts requests surely admitted earlier in the cell, and the part of the previous cell still in
+/// the window at the reply.
 fn weighted_most(grants: &[Grant]) -> u64 {
     let weighted = |grant: &Grant| {
         let cell = grant.cell()?;
@@ -251,10 +252,10 @@ fn weighted_most(grants: &[Grant]) -> u64 {
     grants.iter().filter_map(weighted).max().unwrap_or(0)
 }
 
-/// A window that is at its limit all the time takes in no more than it may at any moment, with what it took in before its cell
-/// began; and after a denial grants are short, in this cell and in those that follow.
+/// A window that is always at its limit never counts more than the limit, usage of the previous
+/// cell included. After a denial grants are short, in this cell and in later ones.
 #[test]
-fn a_window_at_its_limit_goes_on_with_what_it_took_in_and_stays_strict() {
+fn window_at_its_limit_keeps_its_usage_and_short_grants() {
     let redis = Redis::start(&[]);
     let window = |name: &str, limit: u64| {
         format!(
@@ -276,7 +277,7 @@ fn a_window_at_its_limit_goes_on_with_what_it_took_in_and_stays_strict() {
     wait_until("all cells to be over", TIME_MAX, || {
         client.check(&[("plenty", "somebody")], 1);
         longest_us = lives_left_us(&redis, "plenty").into_iter().map(|(_, us)| us).fold(longest_us, u64::max);
-        // In a whole cell every server was told that there is nothing left.
+        // In these cells, the origin has denied every server before.
         let lives = lives_left_us(&redis, "security").into_iter().filter(|(cell, _)| *cell > first + 1);
         for (cell, left_us) in lives {
             assert!(left_us <= STRICT_US_MAX, "a grant that is believed in for {left_us} us after a denial");
@@ -297,7 +298,7 @@ fn a_window_at_its_limit_goes_on_with_what_it_took_in_and_stays_strict() {
     assert!(most >= WINDOW_LIMIT * PERIOD_US * 3 / 4, "it was hardly asked for: {grants:?}");
 }
 
-/// An origin that forgets what the cell before took in would grant everything at the beginning of each.
+/// An origin that forgets the previous cell would grant the whole limit at the start of each cell.
 #[test]
 fn a_window_that_forgets_the_cell_before_takes_in_too_much() {
     let granted = |from_us: u64| {
@@ -310,7 +311,7 @@ fn a_window_that_forgets_the_cell_before_takes_in_too_much() {
     assert_eq!(weighted_most(&faded), WINDOW_LIMIT * PERIOD_US);
 }
 
-/// What a client was granted, until there was something in so many cells.
+/// Returns the requests of a client that passed, until more than `CELLS` cells have one.
 fn granted_in_cells(mut client: Client) -> Vec<Grant> {
     let (mut grants, mut cells) = (Vec::new(), std::collections::BTreeSet::new());
     wait_until("some cells", TIME_MAX, || {

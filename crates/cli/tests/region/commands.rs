@@ -10,14 +10,14 @@ use tidegate_testkit::{Redis, START_TIME_MAX, Server, ask, wait_until};
 use crate::field::{FOR_EVER, Field, TIME_MAX, metric};
 use crate::meters::{assert_all_end, commands};
 
-/// How long nothing must have happened for nothing more to come: a few times what a server waits before it reports.
+/// Idle time after which no further call is expected: a few times the report interval of a server.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Connections that ask for one key at the same time, and requests on each.
+/// Connections that make checks on one key at the same time, and requests on each.
 const CONNECTIONS: usize = 4;
 const REQUESTS: usize = 250;
 
-/// How many calls may ask for all of them: one for a hundred.
+/// Maximum of calls with checks for all these requests: one for a hundred.
 const CALLS_MAX: usize = CONNECTIONS * REQUESTS / 100;
 
 /// Scripts that were run, however they were named.
@@ -25,13 +25,13 @@ fn scripts(redis: &Redis) -> u64 {
     commands(redis, "evalsha") + commands(redis, "eval")
 }
 
-/// What a Redis says the time is.
+/// Returns the time of a Redis.
 fn time(redis: &Redis) -> Duration {
     let (seconds, micros): (u64, u64) = ask(redis, &["TIME"]);
     Duration::from_secs(seconds) + Duration::from_micros(micros)
 }
 
-/// Waits until nothing is said to the origin any more, by its own clock.
+/// Waits until the origin receives no more calls, by its own clock.
 fn wait_for_quiet(redis: &Redis) {
     let (mut run, mut since) = (scripts(redis), time(redis));
     wait_until("quiet", TIME_MAX, || {
@@ -43,15 +43,16 @@ fn wait_for_quiet(redis: &Redis) {
     });
 }
 
-/// What a server has said to its origin: calls, repeats and meters.
+/// Returns the calls, retries and meter updates that a server has sent to its origin.
 fn said(server: &Server) -> [u64; 3] {
     let names =
         ["tidegate_origin_calls_total", "tidegate_origin_retries_total", "tidegate_origin_updates_total"];
     names.map(|name| metric(server, name))
 }
 
-/// Every limit of a request is in the one call, and nothing is said of a key that nobody asks for again. What is sent a
-/// second time because the first answer took more than 3 ms, on a machine that has much else to do, is counted apart.
+/// One call contains every limit of a request, and a key without further requests causes no further
+/// call. Second attempts, sent if the first reply takes more than 3 ms on a busy machine, are
+/// counted apart.
 #[test]
 fn a_cold_request_under_four_limits_is_one_command() {
     let redis = Redis::start(&[]);
@@ -75,7 +76,8 @@ fn a_cold_request_under_four_limits_is_one_command() {
         wait_for_quiet(&redis);
         let after = said(&field.nodes[0]);
         let [calls, repeats, updates] = [0, 1, 2].map(|at| after[at] - before[at]);
-        // The first brings the script. One that was not answered in time is decided here, and reported.
+        // The first request loads the script. A request without a reply in time is decided locally,
+        // and reported later.
         if number == 1 || !answer.is_regional() {
             return false;
         }
@@ -87,11 +89,11 @@ fn a_cold_request_under_four_limits_is_one_command() {
     assert_all_end(&redis);
 }
 
-/// The first of a thousand goes out at once, and all that come while it is under way go together; then there is a grant. That
-/// is two calls with questions in them if the thousand come within one call, which the engine's own tests show; a real
-/// server takes a moment to read them, and a call to a store on the same machine hardly any, so it may be a few more. Calls
-/// that merely report, or renew a grant, ask nothing and are not counted: what a call carries is told by its first
-/// argument, in Redis's own log of commands.
+/// The first of a thousand requests is sent at once, and those that arrive meanwhile share the next
+/// call. Then the server has a grant. If all arrive within one call, two calls contain checks, as
+/// the engine's own tests show. A real server takes a moment to read them, and a local Redis
+/// replies quickly, so there may be a few more. Calls that only report or renew a grant are not
+/// counted. The first argument of a call, in the command log of Redis, shows its content.
 #[test]
 fn a_thousand_cold_requests_on_one_key_are_asked_in_a_few_calls() {
     let redis = Redis::start(&["--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000"]);
@@ -118,7 +120,7 @@ fn a_thousand_cold_requests_on_one_key_are_asked_in_a_few_calls() {
     assert_all_end(&redis);
 }
 
-/// Asks for a key so many times at once. How many may pass.
+/// Sends a number of checks on a key at once. Returns how many pass.
 fn throttle(mut stream: TcpStream, key: &str, times: usize) -> usize {
     let request = format!("CL.THROTTLE {key} 1000000 1000000 86400\r\n");
     stream.write_all(request.repeat(times).as_bytes()).expect("sent");
@@ -139,7 +141,8 @@ type Entry = (i64, i64, i64, Vec<Vec<u8>>, String, String);
 const SEQUENCE: usize = 0;
 const ASKS: usize = 5;
 
-/// The calls with a question in them, by lane and number: those that were sent twice count once.
+/// Returns the calls that contain checks, by session and sequence number. Repeated calls count
+/// once.
 fn calls_that_ask(redis: &Redis) -> BTreeSet<String> {
     let log: Vec<Entry> = ask(redis, &["SLOWLOG", "GET", "100000"]);
     let calls = log

@@ -1,4 +1,4 @@
-//! What clients were granted is what the origin has charged, whatever happened in between.
+//! The origin charges exactly the units that clients were admitted, under every fault.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::meters::{MeterSums, assert_all_end, commands, meter_keys};
 /// One rule for each class that is never reached, and one that is.
 const KINDS: &[&str] = &["comfort", "cost", "security", "reached", "guarded"];
 
-/// Of these a late report is charged whenever it comes.
+/// Kinds for which a late report is charged whenever it arrives.
 const FORGIVING: [&str; 3] = ["comfort", "cost", "reached"];
 
-/// What the limits allow that are reached, for each of the keys.
+/// Limit of the rules that are reached, for each key.
 const REACHED: u64 = 600;
 
 /// Values of each dimension.
 const KEYS: usize = 3;
 
-/// How often each kind of request is decided before something goes wrong, and after.
+/// Decisions for each kind of request before and after a fault.
 const ENOUGH: u64 = 100;
 
-/// How long the store stands still in the long form.
+/// Time for which the store is stopped in the long form.
 const LONG_STALL: Duration = Duration::from_secs(30);
 
 fn rules() -> String {
@@ -43,27 +43,28 @@ fn rules() -> String {
     .concat()
 }
 
-/// The same rules, each meter kept where its own key says.
+/// The same rules, with each meter placed by its own key.
 fn scattered() -> String {
     format!("placement = 'nobody'\n{}", rules())
 }
 
-/// How much servers may hold of limits that must hold when they are stopped, in units: half a minute later it would be nothing.
+/// Maximum of granted `security` units when servers stop. Half a minute later there would be none.
 const HELD_AT_LAST: u64 = 64;
 
-/// What a region's servers know of that the origin may count as used and nobody was granted, of limits that must hold: what they
-/// held and reported late.
+/// Returns the unspent units of `security` limits that the origin may count as used: lapsed grants
+/// that the servers reported late.
 fn lapsed<'n>(nodes: impl IntoIterator<Item = &'n Server>) -> u64 {
     nodes.into_iter().map(|node| metric(node, "tidegate_origin_lapsed_total")).sum()
 }
 
-/// What nodes hold of limits that must hold.
+/// Returns the units that nodes have as grants under `security` limits.
 fn held_of_guarded<'s>(servers: &(impl IntoIterator<Item = &'s Redis> + Clone)) -> u64 {
     let held = |kind: &&str| MeterSums::of(servers.clone(), kind).holders.values().sum::<u64>();
     KINDS.iter().filter(|kind| !FORGIVING.contains(kind)).map(held).sum()
 }
 
-/// What was charged of limits that must hold and not granted. Never less than nothing.
+/// Returns the units charged under `security` limits beyond the admitted ones. Panics if fewer were
+/// charged than admitted.
 fn charged_for_nothing<'s>(tally: &Tally, servers: &(impl IntoIterator<Item = &'s Redis> + Clone)) -> u64 {
     let more = |kind: &&str| {
         let (held, granted) = (MeterSums::of(servers.clone(), kind), tally.granted(kind));
@@ -72,21 +73,21 @@ fn charged_for_nothing<'s>(tally: &Tally, servers: &(impl IntoIterator<Item = &'
     KINDS.iter().filter(|kind| !FORGIVING.contains(kind)).map(more).sum()
 }
 
-/// Waits until the servers have told all, stops them, and compares what clients were told with what the origin has. Of limits that
-/// must hold also what lapsed is charged, and `known`, and nothing else.
+/// Waits until the servers have reported all usage, stops them, and compares the admitted units
+/// with the origin. `security` limits are also charged lapsed grants and `known`, and nothing else.
 fn settle<'s>(
     mut field: Field,
     tally: &Tally,
     servers: impl IntoIterator<Item = &'s Redis> + Clone,
     known: impl Fn(&Field) -> u64,
 ) {
-    // Servers have spoken of each key again when so little is held, and know what lapsed.
+    // When so few units are granted, servers have reported each key again and know all lapses.
     let mut held = 0;
     wait_until("hardly anything to be held", TIME_MAX, || {
         held = held_of_guarded(&servers);
         held <= HELD_AT_LAST
     });
-    // What is held may lapse while they stop.
+    // These grants may lapse while the servers stop.
     let most = held + lapsed(&field.nodes) + known(&field);
     field.stop();
     for kind in KINDS {
@@ -104,17 +105,18 @@ fn settle<'s>(
     servers.into_iter().for_each(assert_all_end);
 }
 
-/// Nothing is charged but what was granted and what lapsed.
+/// Only admitted units and lapses are charged.
 fn nothing_else(_: &Field) -> u64 {
     0
 }
 
-/// What passed for requests that had stopped waiting. A store that may have lost writes does not take it back.
-fn passed_for_nobody(field: &Field) -> u64 {
+/// Returns the units that passed for requests after their timeout. A store that may have lost
+/// writes does not refund them.
+fn units_passed_after_timeout(field: &Field) -> u64 {
     field.nodes.iter().map(|node| metric(node, "tidegate_origin_returned_total")).sum()
 }
 
-/// Two servers at work, something that goes wrong, and the region as it was.
+/// Runs two servers through a fault, and checks the region afterwards.
 fn survives(
     redis: &mut Redis,
     origin: &str,
@@ -129,16 +131,16 @@ fn survives(
     settle(field, &load.stop(), [&*redis], known);
 }
 
-/// Clients go on without the origin, and are told so.
+/// Waits until clients get decisions without the origin, with source `local`.
 fn wait_for_local(load: &Load) {
     load.wait_for_kind("comfort", "local", 1);
 }
 
 #[test]
-fn nothing_is_lost_when_redis_is_killed_and_kept_what_it_answered() {
+fn killed_redis_with_durable_writes_loses_nothing() {
     let mut redis = Redis::start(APPEND_ONLY);
     let origin = redis.url();
-    survives(&mut redis, &origin, passed_for_nobody, |redis, load| {
+    survives(&mut redis, &origin, units_passed_after_timeout, |redis, load| {
         redis.kill();
         wait_for_local(load);
         redis.restart();
@@ -151,7 +153,7 @@ fn nothing_is_lost_while_redis_stands_still() {
     let origin = redis.url();
     survives(&mut redis, &origin, nothing_else, |redis, load| {
         redis.signal(Signal::STOP);
-        // Nobody holds anything by then, and each class goes on in its own way.
+        // By then no node has a grant, and each class uses its own fallback.
         load.wait_for_kind("comfort", "local", ENOUGH);
         load.wait_for_kind("security", "closed", ENOUGH);
         if is_long() {
@@ -181,7 +183,7 @@ fn nothing_is_charged_twice_when_answers_are_lost_after_they_were_given() {
     let proxy = Proxy::start(redis.address());
     survives(&mut redis, &proxy.url(), nothing_else, |redis, load| {
         for traffic in [Traffic::CutAnswers, Traffic::DropAnswers].repeat(if is_long() { 50 } else { 5 }) {
-            // A call goes through, so its connection is there to be lost.
+            // After a successful call, there is a connection to lose.
             let before = commands(redis, "evalsha");
             wait_until("a call", TIME_MAX, || commands(redis, "evalsha") > before);
             let before = proxy.lost();
@@ -227,7 +229,7 @@ fn nothing_is_lost_or_added_when_servers_are_replaced_one_by_one() {
         let next = field.another();
         let mut old = std::mem::replace(&mut field.nodes[round % 2], next);
         load.go_to(field.addresses());
-        // What it holds now may lapse while it stops, and there is nobody to ask then.
+        // Its grants may lapse while it stops, and then it can no longer report that.
         gone += lapsed([&old]) + held_of_guarded(&[&redis]);
         assert_eq!(old.process.terminate(), Some(0));
     }
@@ -235,10 +237,10 @@ fn nothing_is_lost_or_added_when_servers_are_replaced_one_by_one() {
     settle(field, &load.stop(), [&redis], |_| gone);
 }
 
-/// What a killed server had not told is lost: of a limit that forgives at most what it held, and of one that must hold
-/// nothing, since what it held counts as used. Nothing else is charged.
+/// A killed server loses its unreported usage. Of a forgiving limit, that is at most its grant. Of
+/// a `security` limit it is nothing, because the grant counts as used. Nothing else is charged.
 #[test]
-fn a_killed_server_loses_at_most_what_it_held_and_nothing_else_counts_as_used() {
+fn killed_server_loses_at_most_its_grants() {
     let redis = Redis::start(&[]);
     let mut field = Field::start(&redis.url(), &rules(), 1);
     let load = Load::start(field.addresses(), KINDS, KEYS);
@@ -249,7 +251,8 @@ fn a_killed_server_loses_at_most_what_it_held_and_nothing_else_counts_as_used() 
         late += lapsed(&field.nodes);
         field.nodes[0].process.kill();
         for (kind, lost) in KINDS.iter().zip(&mut lost) {
-            // Nobody else holds anything: the next server was not asked yet, and what those before held has lapsed.
+            // No other server has a grant: the next one has had no requests, and the grants of
+            // earlier ones have lapsed.
             *lost += MeterSums::of([&redis], kind).holders.values().sum::<u64>();
         }
         field.nodes[0] = next;
@@ -263,7 +266,7 @@ fn a_killed_server_loses_at_most_what_it_held_and_nothing_else_counts_as_used() 
     wait_until("nobody to hold anything", TIME_MAX, || held_of_guarded(&[&redis]) == 0);
     late += lapsed(&field.nodes);
     field.stop();
-    // What was decided for who was not told any more.
+    // Units that may have been decided for clients without a reply.
     let unheard = tally.lost * COST_MAX;
     for (kind, lost) in KINDS.iter().zip(lost) {
         let (held, granted) = (MeterSums::of([&redis], kind), tally.granted(kind));

@@ -8,12 +8,12 @@ use tidegate_testkit::{Cluster, wait_until};
 use crate::field::{Client, FOR_EVER, Field, TIME_MAX};
 use crate::meters::MeterSums;
 
-/// What the endpoint takes of all users together, and what each of them may.
+/// Limit of the endpoint for all users together, and limit of each user.
 const ENDPOINT: u64 = 200;
 const EACH: u64 = 30;
 const USERS: usize = 20;
 
-/// How many of those that are left come through at least: what one server holds of the last few is not the other's.
+/// Units that pass at least. One server's grant of the last few is not available to the other.
 const NEARLY_ALL: u64 = ENDPOINT * 95 / 100;
 
 fn rules() -> String {
@@ -52,7 +52,8 @@ fn an_endpoint_is_never_asked_for_more_than_it_takes_nor_any_user_than_is_theirs
     assert!(MeterSums::of(masters.iter().copied(), "each").meters > USERS / 2, "they are kept apart");
 }
 
-/// Asks for every user in turn, until nearly everything was granted and everyone was turned away since.
+/// Makes checks for every user in turn, until nearly all units have passed and every user is
+/// denied.
 fn ask_for_all(number: usize, mut client: Client, granted: &Mutex<BTreeMap<usize, u64>>) {
     let mut denied = 0;
     let mut user = number;

@@ -11,10 +11,10 @@ use tidegate_testkit::{START_TIME_MAX, Server, wait_until};
 
 use crate::support::{serve, write};
 
-/// How long anything may take that a test waits for, on a machine that has much else to do.
+/// Maximum time for any condition of a test, on a busy machine.
 pub const TIME_MAX: Duration = Duration::from_mins(1);
 
-/// A period in which nothing drains, as far as a test can tell.
+/// A period so long that no unit drains during a test.
 pub const FOR_EVER: &str = "366d";
 
 /// Whether the long forms of tests are wanted.
@@ -22,7 +22,7 @@ pub fn is_long() -> bool {
     std::env::var_os("TIDEGATE_REGION_LONG").is_some()
 }
 
-/// Lets a fault last for so long, in the long form of a test. Nothing is concluded from the time that passes.
+/// Lets a fault last for this time. No assertion depends on the time.
 #[expect(clippy::disallowed_methods, reason = "a fault has a length, and there is no condition to wait for")]
 pub fn lasts(time: Duration) {
     std::thread::sleep(time);
@@ -60,7 +60,7 @@ impl Field {
         serve(&[&place[..], &["--workers", "2"]].concat())
     }
 
-    /// Replaces the rules, as a whole.
+    /// Replaces the rules as a whole.
     pub fn rewrite(&self, rules: &str) {
         let next = write(self.dir.path(), "next.toml", rules);
         std::fs::rename(next, &self.rules).expect("renamed");
@@ -74,7 +74,7 @@ impl Field {
         self.nodes.iter().map(|node| node.address("http")).collect()
     }
 
-    /// Stops every server as an operator does; each has told all that it had to tell.
+    /// Stops every server in order. Each has then reported all its usage.
     pub fn stop(&mut self) {
         for node in &self.nodes {
             node.process.signal(tidegate_testkit::Signal::TERM);
@@ -93,7 +93,7 @@ pub fn metric(server: &Server, name: &str) -> u64 {
     line.and_then(|value| value.trim().parse().ok()).unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-/// What a client was told.
+/// A reply to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub status: u16,
@@ -109,8 +109,8 @@ impl Answer {
     }
 }
 
-/// A client with a connection of its own, which it makes again when it is gone. It never repeats a request: what it was
-/// told is all that counts as granted.
+/// A client with its own connection, which it reopens when it is lost. It never repeats a request,
+/// and only replies that it received count as admitted.
 pub struct Client {
     address: SocketAddr,
     stream: Option<BufReader<TcpStream>>,
@@ -125,7 +125,7 @@ impl Client {
         self.address
     }
 
-    /// Asks for a request that is known by `dimensions`. Nothing, if the server is gone.
+    /// Makes a check with these dimensions. Returns `None` if the server is gone.
     pub fn ask(&mut self, dimensions: &[(&str, &str)], cost: u64) -> Option<Answer> {
         let dimensions: BTreeMap<&str, &str> = dimensions.iter().copied().collect();
         let body = json!({"dimensions": dimensions, "cost": cost}).to_string();
@@ -141,7 +141,7 @@ impl Client {
         self.ask(dimensions, cost).expect("the server is there")
     }
 
-    /// Asks until an answer is as it should be.
+    /// Makes checks until a reply meets the condition.
     pub fn check_until(
         &mut self,
         what: &str,
@@ -175,7 +175,7 @@ impl Client {
     }
 }
 
-/// An answer and its end.
+/// Reads a whole reply.
 fn read(stream: &mut BufReader<TcpStream>) -> Option<Answer> {
     let (mut status, mut length) = (None, 0);
     loop {

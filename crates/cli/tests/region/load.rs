@@ -1,4 +1,4 @@
-//! Clients that ask without end, and what they were told.
+//! Clients that make checks without pause, and a tally of their replies.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tidegate_testkit::wait_until;
 
 use crate::field::{Client, TIME_MAX};
 
-/// How many clients ask at once.
+/// Number of concurrent clients.
 const CLIENTS: usize = 4;
 
 /// The most that a request costs.
@@ -20,27 +20,26 @@ pub const COST_MAX: u64 = 3;
 /// Between two requests of a client: the servers are to be busy, and the machine is not.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What an answer rests on that a server gave without a look at any limit, having too much to do.
+/// The decision source of an overloaded server, which decides without any limit.
 const SHED: &str = "shed";
 
-/// What clients were told about the requests of one kind.
+/// Replies to the requests of one kind.
 #[derive(Clone, Debug, Default)]
 pub struct ClientTally {
-    /// Units that they were granted by a limit. What a server that has too much to do lets pass is counted nowhere, and is
-    /// not among them.
+    /// Units admitted by a limit. Units that an overloaded server lets pass are not counted.
     pub granted: u64,
-    /// Units that they asked for.
+    /// Units requested.
     pub asked: u64,
-    /// How often they were told so, by what that rests on.
+    /// Number of replies by decision source.
     pub sources: BTreeMap<String, u64>,
 }
 
-/// What clients were told, by the dimension that their requests have.
+/// Replies by the dimension of the requests.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     pub clients: BTreeMap<&'static str, ClientTally>,
     pub statuses: BTreeMap<u16, u64>,
-    /// Requests that were made and not answered, because the server went away.
+    /// Requests without a reply, because the server went away.
     pub lost: u64,
 }
 
@@ -64,7 +63,7 @@ struct Shared {
     tally: Mutex<Tally>,
 }
 
-/// Clients that ask until told to stop.
+/// Clients that make checks until they are stopped.
 pub struct Load {
     shared: Arc<Shared>,
     kinds: &'static [&'static str],
@@ -90,12 +89,13 @@ impl Load {
         *self.shared.places.lock().expect("no panic") = places;
     }
 
-    /// What clients were told so far.
+    /// Returns the replies so far.
     pub fn so_far(&self) -> Tally {
         self.shared.tally().clone()
     }
 
-    /// Waits until each kind of request was answered often enough from now on, by what `source` says.
+    /// Waits until each kind of request has this many further replies with the decision source
+    /// `source`.
     pub fn wait_for(&self, source: &str, times: u64) {
         let before = self.so_far();
         for kind in self.kinds {
@@ -114,7 +114,7 @@ impl Load {
         });
     }
 
-    /// Ends it. What clients were told in all.
+    /// Stops the clients. Returns all their replies.
     pub fn stop(self) -> Tally {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in self.clients {

@@ -1,8 +1,8 @@
-//! Regions of real servers, a real Redis, and what goes wrong between them.
+//! Regions of real servers with a real Redis, and faults between them.
 //!
-//! An ordinary run takes a minute or two. With `TIDEGATE_REGION_LONG` set, faults last longer and come more often; with
-//! `TIDEGATE_REGION_REWRITE`, the table in `docs/failures.md` is written instead of compared. How long things take is measured
-//! by `tidegate-bench region`.
+//! An ordinary run takes a minute or two. With `TIDEGATE_REGION_LONG` set, faults last longer and
+//! occur more often. With `TIDEGATE_REGION_REWRITE`, the test writes the table in
+//! `docs/failures.md` instead of comparing it. `tidegate-bench region` measures times.
 
 #![allow(unreachable_pub, reason = "modules of a test program")]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -18,3 +18,4 @@ mod field;
 mod load;
 mod matrix;
 mod meters;
+mod status;

@@ -1,4 +1,5 @@
-//! What clients see of each class under each fault. The table in `docs/failures.md` is what this test saw.
+//! Decisions that clients see for each class under each fault. The table in `docs/failures.md` is
+//! the result of this test.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,17 +11,17 @@ use tidegate_testkit::{APPEND_ONLY, Proxy, Redis, Signal, Traffic, ask, wait_unt
 use crate::field::{Answer, Client, FOR_EVER, Field, TIME_MAX};
 use crate::meters::is_recognised;
 
-/// How many keys are asked for in each cell. Every one is asked for once: nobody holds a part of it.
+/// Keys for each cell of the table. Each has one request, so no node has a grant for it.
 const KEYS: usize = 20;
 
-/// Far beyond what anyone waits for.
+/// Delay of replies, far beyond the time that a request waits.
 const SLOW: Duration = Duration::from_millis(100);
 
 /// The table is between these.
 const BEGIN: &str = "<!-- begin: what the test saw -->\n";
 const END: &str = "<!-- end -->\n";
 
-/// How each kind of limit is named, the dimension that its requests have, and what its rule says.
+/// Name of each kind of limit, dimension of its requests, and fields of its rule.
 const KINDS: [(&str, &str, &str); 4] = [
     ("comfort", "comfort", "class = 'comfort'"),
     ("cost", "cost", "class = 'cost'"),
@@ -70,14 +71,14 @@ impl Fault {
     }
 }
 
-/// What clients saw under a fault, of each kind of limit.
+/// Decisions for each kind of limit, during a fault and after it.
 struct Row {
     fault: Fault,
     meanwhile: Vec<String>,
     after: Vec<String>,
 }
 
-/// A client that never asks for the same key twice.
+/// A client that uses each key once.
 struct Asker {
     client: Client,
     asked: u64,
@@ -91,7 +92,7 @@ impl Asker {
         answer
     }
 
-    /// The next answer that the region gives, or does not give.
+    /// Returns the next reply with, or without, the decision source `regional`.
     fn next_by(&mut self, dimension: &str, regional: bool) -> Answer {
         let asked = &mut self.asked;
         let what = format!("{dimension} to be{} regional", if regional { "" } else { " not" });
@@ -112,7 +113,7 @@ fn rules() -> String {
     KINDS.iter().map(rule).collect()
 }
 
-/// Everything that was seen, each thing once.
+/// Lists all distinct decisions.
 fn in_words(answers: &[Answer]) -> String {
     let words = answers
         .iter()
@@ -135,12 +136,13 @@ fn watch(fault: Fault) -> Row {
     });
     let meanwhile = meanwhile.collect();
     fault.end(&mut redis, &proxy);
-    // A store is asked who it is twice in a second, and one that was restarted within less is found out later.
+    // A node reads the identity of the store twice a second, so it detects a quicker restart later.
     wait_until("the store to be known for what it is", TIME_MAX, || {
         asker.next_by("comfort", true);
         is_recognised(&redis)
     });
-    // A machine that has much else to do may be late now and then, as the store was: what is wanted is what the region says.
+    // On a busy machine a reply may be late, as from a slow store. Only decisions of the region
+    // count here.
     let after = KINDS.iter().map(|(_, dimension, _)| {
         in_words(&(0..KEYS).map(|_| asker.next_by(dimension, true)).collect::<Vec<_>>())
     });
@@ -162,7 +164,7 @@ fn table(title: &str, rows: &[Row], cells: fn(&Row) -> &[String]) -> String {
 }
 
 #[test]
-fn clients_see_what_the_table_says() {
+fn clients_see_the_documented_decisions() {
     let rows: Vec<Row> = Fault::ALL.into_iter().map(watch).collect();
     let seen = format!(
         "{}\n{}",

@@ -1,30 +1,30 @@
-//! What an origin on Redis holds of a rule's meters.
+//! Reads a rule's meters from an origin on Redis.
 
 use std::collections::BTreeMap;
 
 use tidegate_testkit::{Redis, ask};
 
-/// Where numbers are in what the script keeps of a meter: see `OriginMeter::numbers`.
+/// Positions of numbers in a meter as the script stores it: see `OriginMeter::numbers`.
 const CHARGED: usize = 8;
 const REFUNDED: usize = 9;
-/// The same in what it keeps of a holder.
+/// Positions of numbers in a node's grant as the script stores it.
 const AMOUNT: usize = 0;
 const UNTIL: usize = 1;
 const CELL: usize = 2;
 
-/// What is known of meters, added up.
+/// Sums over meters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MeterSums {
     /// How many there are.
     pub meters: usize,
-    /// What was charged and not given back, units.
+    /// Units charged and not refunded.
     pub charged: u64,
-    /// What each node holds, by its name.
+    /// Units granted to each node, by its name.
     pub holders: BTreeMap<String, u64>,
 }
 
 impl MeterSums {
-    /// What servers hold of the meters of a rule, together.
+    /// Sums the meters of a rule over these servers.
     pub fn of<'s>(servers: impl IntoIterator<Item = &'s Redis>, rule: &str) -> Self {
         let mut held = Self::default();
         for server in servers {
@@ -42,7 +42,7 @@ impl MeterSums {
         self.charged += number(meter, CHARGED) - number(meter, REFUNDED);
         for (node, holding) in fields.iter().filter(|(name, _)| !matches!(&name[..], b"m" | b"t")) {
             let node = String::from_utf8(node.clone()).expect("hexadecimal digits");
-            // A node that wants units has a holding, also if it was granted none.
+            // A node that wants units has an entry, even if its grant is 0.
             let amount = number(holding, AMOUNT);
             if amount > 0 {
                 *self.holders.entry(node).or_default() += amount;
@@ -56,7 +56,8 @@ pub fn lives_left_us(server: &Redis, rule: &str) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     for key in keys(server, &format!("tg2:{{*}}:m:*:{rule}*")) {
         let fields = ask::<BTreeMap<Vec<u8>, Vec<u8>>>(server, &["HGETALL", &key]);
-        // Read after what it is compared with: a grant that is made meanwhile looks no longer than it is.
+        // The clock is read after the grants, so a grant made meanwhile does not look longer than
+        // it is.
         let (seconds, micros) = ask::<(u64, u64)>(server, &["TIME"]);
         let now_us = seconds * 1_000_000 + micros;
         let holdings = fields.iter().filter(|(name, _)| !matches!(&name[..], b"m" | b"t"));
@@ -90,7 +91,7 @@ pub fn commands(server: &Redis, name: &str) -> u64 {
     line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
 }
 
-/// Whether what is kept on a server tells which life of the server this is.
+/// Whether the stored identity is that of the server's current run.
 pub fn is_recognised(server: &Redis) -> bool {
     let about: String = ask(server, &["INFO", "replication"]);
     let life = about.lines().find_map(|line| line.strip_prefix("master_replid:")).expect("a life");
@@ -99,7 +100,7 @@ pub fn is_recognised(server: &Redis) -> bool {
     !stores.is_empty() && stores.iter().all(knows)
 }
 
-/// Asserts that everything that a server holds ends by itself.
+/// Asserts that every key of a server has an expiry.
 pub fn assert_all_end(server: &Redis) {
     let keys = server.keys();
     for (key, left) in &keys {
@@ -108,7 +109,7 @@ pub fn assert_all_end(server: &Redis) {
     assert!(!keys.is_empty());
 }
 
-/// Keys by a pattern. The braces of a cluster's tags mean nothing to a pattern.
+/// Returns the keys that match a pattern. The braces of cluster tags are literal in a pattern.
 fn keys(server: &Redis, pattern: &str) -> Vec<String> {
     ask(server, &["KEYS", pattern])
 }

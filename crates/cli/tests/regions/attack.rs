@@ -1,4 +1,4 @@
-//! Clients that ask for more than there is, and what they got.
+//! Clients that request more than the limit, and the units they get.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::world::World;
 
-/// What one client got: when, in seconds since the attack began, and on what that rested.
+/// Admissions of one client, in seconds since the attack began, and their decision sources.
 #[derive(Default)]
 struct Log {
     admitted: Vec<f64>,
@@ -16,13 +16,13 @@ struct Log {
     sources: BTreeSet<String>,
 }
 
-/// What all clients got.
+/// Admissions of all clients.
 pub struct AttackResult {
     /// The times of all that passed, in order, in seconds since the attack began.
     pub admitted: Vec<f64>,
     /// How long it went on.
     pub seconds: f64,
-    /// All that answers rested on.
+    /// All decision sources of the replies.
     pub sources: BTreeSet<String>,
 }
 
@@ -35,7 +35,7 @@ pub struct Attack {
 }
 
 impl Attack {
-    /// Begins to ask for a key, so many times a second all together.
+    /// Starts requests for a key, at `per_second` for all clients together.
     #[expect(
         clippy::disallowed_methods,
         reason = "an attack lasts for a time, and its requests come at times"
@@ -69,18 +69,18 @@ impl Attack {
         attack
     }
 
-    /// How long it has gone on.
+    /// Returns the duration of the attack so far.
     pub fn seconds(&self) -> f64 {
         #[expect(clippy::disallowed_methods, reason = "what may pass depends on real time")]
         self.started.elapsed().as_secs_f64()
     }
 
-    /// What each client was last told that its answer rests on.
+    /// Returns the decision source of each client's last reply.
     pub fn sources(&self) -> Vec<String> {
         self.logs.iter().map(|log| log.lock().expect("no panic").last.clone()).collect()
     }
 
-    /// Stops; what everybody got.
+    /// Stops the attack. Returns the admissions of all clients.
     pub fn end(self) -> AttackResult {
         self.stop.store(true, Ordering::Relaxed);
         let seconds = self.seconds();
@@ -96,8 +96,8 @@ impl Attack {
     }
 }
 
-/// The rate at which something passed from a time on, by a line through how much had passed at each moment: what comes and goes
-/// in waves counts as what it is on the whole.
+/// Returns the rate of admissions in an interval: the slope of a line fitted to their cumulative
+/// count. Waves average out.
 pub fn rate(admitted: &[f64], from: f64, to: f64) -> f64 {
     let steps = 200;
     let at =

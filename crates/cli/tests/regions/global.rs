@@ -8,11 +8,11 @@ use crate::attack::{Attack, AttackResult, rate};
 use crate::field::{FOR_EVER, TIME_MAX, is_long, lasts};
 use crate::world::World;
 
-/// What may pass in a second, and at once.
+/// Units per second, and burst.
 const RATE: u32 = 50;
 const BURST: u32 = 100;
 
-/// How much more than that is asked for.
+/// Rate of the requests, in multiples of the limit.
 const TIMES: u32 = 10;
 
 /// By how much the rate in the long run may be passed.
@@ -24,19 +24,21 @@ const LAG_MS: u64 = 500;
 /// From when on the run is long, s.
 const LONG_RUN: f64 = 10.0;
 
-/// How long it may take from when a network is there again until every region counts on the whole, s, where a way takes no time: two rounds of
-/// its replicators.
+/// Maximum time from the repair of a network until every region is connected, s, without delay
+/// between regions: two replication rounds.
 const WHOLE_SECONDS: f64 = 2.0 * 0.2;
 
-/// How much longer where a way takes 80 ms: a round is over when it is acknowledged, so the second of them ends a round trip after it was due. What
-/// takes time are five ways: who is there, the answer, what changed, that everybody is heard of, and what was used of standing parts.
+/// Additional time with 80 ms one way. A round ends with its acknowledgement, so the second round
+/// ends one round trip late. The whole takes five one-way trips: greeting, reply, changes, the
+/// notice that every peer is heard, and the usage of regional shares.
 const ROUND_TRIP_SECONDS: f64 = 2.0 * 0.08;
 
-/// How much longer that takes for each connection that is lost meanwhile, as one answer in fifty is, s: a round until it is tried again, the
-/// way of a greeting, its answer and what was lost.
+/// Additional time for each connection lost meanwhile, s; one reply in fifty is lost. It covers one
+/// round until the retry, and the trips of greeting, reply and lost message.
 const LOST_SECONDS: f64 = 0.2 + 3.0 * 0.08;
 
-/// Of this nothing drains. A part of it is a third, and what is used of that is more than regions keep to themselves.
+/// A limit of which nothing drains. The regional share is a third, and the usage of it is above the
+/// publish threshold.
 const QUIET: u64 = 300;
 const QUIETLY_USED: u64 = 50;
 
@@ -58,7 +60,7 @@ fn span() -> Duration {
     if is_long() { Duration::from_mins(1) } else { Duration::from_secs(8) }
 }
 
-/// What may have passed after so many seconds, if the limit may be passed by so much.
+/// Returns the maximum of admitted units after this time, with this over-admission.
 fn most(seconds: f64, surplus: u64) -> f64 {
     f64::from(BURST) + f64::from(RATE) * seconds + f64::from(u32::try_from(surplus).expect("small"))
 }
@@ -68,7 +70,7 @@ fn count(admitted: &[f64]) -> f64 {
 }
 
 #[test]
-fn an_attack_on_all_regions_passes_what_is_printed_and_no_more() {
+fn attack_on_all_regions_stays_within_the_printed_bound() {
     let world = World::start(&rules(), 2, &[]);
     world.wait_for_connected(true);
     let attack = Attack::start(&world, "security", "mallory", RATE * TIMES);
@@ -77,7 +79,8 @@ fn an_attack_on_all_regions_passes_what_is_printed_and_no_more() {
     });
     let lag = world.watch_lags(span());
     let AttackResult { admitted, seconds, sources } = attack.end();
-    // Of what really happened: how late regions heard of each other, and whether one was on its part for a while.
+    // The bound is for the actual run: the measured lag, and whether a region was isolated for a
+    // while.
     let parted = sources.contains("regional");
     let lag = lag.max(LAG_MS).to_string();
     let told = ["--nodes", "2", "--lag", &lag, "--lapses", "0", "--failovers", "0", "--outages", "0"];
@@ -94,7 +97,7 @@ fn an_attack_on_all_regions_passes_what_is_printed_and_no_more() {
     );
     assert!(count(&admitted) <= most(seconds, surplus), "{} passed in {seconds} s", admitted.len());
     assert!(first <= most(5.0, surplus), "{first} passed in 5 s");
-    // Where nothing passes nothing is passed, which says nothing of the limit.
+    // A run without admissions would prove nothing about the limit.
     assert!(count(&admitted) >= f64::from(BURST), "{} passed in {seconds} s", admitted.len());
     if is_long() {
         let rate = rate(&admitted, LONG_RUN, seconds);
@@ -114,7 +117,7 @@ fn an_attack_on_all_regions_passes_what_is_printed_and_no_more() {
 }
 
 #[test]
-fn nobody_is_locked_out_for_longer_than_is_owed_after_a_cut() {
+fn lockout_after_a_cut_lasts_no_longer_than_the_debt() {
     let world = World::start(&rules(), 1, &[]);
     world.wait_for_connected(true);
     let attack = Attack::start(&world, "comfort", "alice", RATE * TIMES);
@@ -127,7 +130,7 @@ fn nobody_is_locked_out_for_longer_than_is_owed_after_a_cut() {
     lasts(span());
     world.cut_off(0, false);
     rest_on("all regions to count together again", "global");
-    // Each side has heard of what the other used, and owes what that was too much.
+    // Each side has received the other's usage, and has the excess as a debt.
     let AttackResult { admitted, .. } = attack.end();
     assert!(!admitted.is_empty());
     let bound = world.bound("comfort", &["--lapses", "0", "--failovers", "0", "--outages", "0"]);
@@ -157,7 +160,7 @@ fn a_cut_leaves_each_side_its_part_and_is_made_up_for_when_it_heals() {
     });
     world.cut_off(0, true);
     let cut = attack.seconds();
-    // Also those that still hear each other: the third may be spending what they would.
+    // Regions that still hear each other isolate too: the third may be spending the same units.
     wait_until("everybody to be on its part", TIME_MAX, || {
         attack.sources().iter().all(|source| source == "regional")
     });
@@ -168,11 +171,11 @@ fn a_cut_leaves_each_side_its_part_and_is_made_up_for_when_it_heals() {
     lasts(span());
     let healing = attack.seconds();
     let far = HealingTimes::wait_for(&world, &attack, || world.cut_off(0, false));
-    // Nobody asks for it where it was used.
+    // In the region that used it, the key has no further requests.
     wait_until("others to know what was used of a part", TIME_MAX, || {
         (1..REGIONS.len()).all(|at| world.remaining((at, 0), "quiet", "bob").0 == QUIET - QUIETLY_USED)
     });
-    // Once more where a way takes no time: what is left is what replicators take themselves.
+    // Again without delay between regions: only the time of the replicators remains.
     world.cut_off(0, true);
     wait_until("everybody to be on its part again", TIME_MAX, || {
         attack.sources().iter().all(|source| source == "regional")
@@ -208,11 +211,11 @@ fn a_cut_leaves_each_side_its_part_and_is_made_up_for_when_it_heals() {
 struct HealingTimes {
     /// Until all replicators were connected.
     linked: f64,
-    /// Until every region counted on the whole.
+    /// Until every region was connected.
     whole: f64,
-    /// Until every client of an attack had heard so.
+    /// Until every client of the attack had a reply that shows it.
     heard: f64,
-    /// Connections that were lost until all counted on the whole.
+    /// Connections lost until all regions were connected.
     lost: u32,
 }
 

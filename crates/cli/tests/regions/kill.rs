@@ -1,7 +1,7 @@
 //! Replicators that are killed at each step of their work.
 //!
-//! What a process says, or is told, passes up to the words that make a step and no further. So it stands there until it is killed,
-//! however fast or slow the machine is.
+//! A proxy passes the traffic of a process up to the bytes that mark a step, and holds the rest.
+//! The process stays at that step until it is killed, however fast the machine is.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,35 +11,36 @@ use tidegate_testkit::{Proxy, REGIONS, Traffic, ask, wait_until};
 use crate::field::{FOR_EVER, TIME_MAX};
 use crate::world::World;
 
-/// Of this less than one drains in a quarter of an hour, and nobody comes near it: not near the part of a region that hears of no
-/// other, either.
+/// A limit of which less than one unit drains in a quarter of an hour. The usage stays far below
+/// it, and below the regional share of an isolated region.
 const LIMIT: u64 = 20_000;
 
 /// More than the sixteenth that a region may keep to itself.
 const MUCH: u64 = 2_000;
 const LITTLE: u64 = 100;
 
-/// Whom all regions know from the beginning, and charge in every step.
+/// A user that all regions know from the start, and charge in every step.
 const KNOWN: &str = "alice";
 
-/// The region where something is used, one that is told of it, and one that always is told.
+/// The region with the usage, a peer with held traffic, and a peer that always receives the usage.
 const HERE: usize = 0;
 const PEER: usize = 1;
 const THIRD: usize = 2;
 
-/// Words of a replicator's question to its Redis what changed: the script is the only one that is about three keys.
+/// Bytes of a replicator's request for changes to its Redis. Only this script has three keys.
 const ROUND: &[u8] = b"\r\n$1\r\n3\r\n";
 
 /// The Redis key of the replicator lease.
 const LEASE: &str = "tg2:{0}:c";
 
-/// For how many of its rounds a replicator stands still that can go them: by then it has dropped all that it drops.
+/// Rounds that a replicator runs while it is held at a step, if it can. By then it has dropped all
+/// that it drops.
 const ROUNDS: u64 = 2;
 
 /// Region and server.
 type Place = (usize, usize);
 
-/// A step, and how a replicator comes to stand there: who that is, unless its lease ran out before it was seen.
+/// Brings a replicator to a step. Returns it, or `None` if its lease expired before that was seen.
 type ClusterStatus = fn(&mut Scene) -> Option<ReplicatorNode>;
 
 const STEPS: [(&str, ClusterStatus); 7] = [
@@ -67,7 +68,7 @@ fn nothing_is_lost_or_counted_twice_wherever_a_replicator_is_killed() {
         scene.compare();
         println!("killed: {} that {step}, in the region {}", victim.name, REGIONS[victim.place.0]);
     }
-    // What comes late has come when this has, which goes the same way.
+    // This usage takes the same path as late components: when it has arrived, so have they.
     scene.spend_everywhere();
     scene.fresh = scene.granted.borrow().keys().cloned().collect();
     // Usage on a regional share is replicated after the next call for its meter.
@@ -76,7 +77,7 @@ fn nothing_is_lost_or_counted_twice_wherever_a_replicator_is_killed() {
     });
 }
 
-/// A process that is the replicator of its region, and what its Redis knows it by.
+/// The replicator of a region, and its name in Redis.
 struct ReplicatorNode {
     place: Place,
     name: String,
@@ -91,7 +92,7 @@ impl ReplicatorNode {
 
 struct Scene {
     world: World,
-    /// What clients were granted, by user.
+    /// Units that clients were admitted, by user.
     granted: RefCell<BTreeMap<String, u64>>,
     /// The users of this step.
     fresh: Vec<String>,
@@ -110,7 +111,7 @@ impl Scene {
         scene
     }
 
-    /// Waits until the replicator of a region stands at a step, and holds its lease.
+    /// Waits until the replicator of a region has reached a step with its lease.
     fn replicator_at(&mut self, step: &str, stand: ClusterStatus) -> ReplicatorNode {
         let mut found = None;
         wait_until(&format!("a replicator that {step}"), TIME_MAX, || {
@@ -124,10 +125,10 @@ impl Scene {
         found.expect("waited for")
     }
 
-    /// Two users that nobody has heard of, and words that are in nothing that is not about them.
+    /// Returns two new users. Their names occur only in traffic about them.
     fn users(&mut self) -> [&'static str; 2] {
         self.tries += 1;
-        // Words of traffic outlive everything that carries it.
+        // The patterns of `Traffic` are `'static`.
         let users = ["first", "second"].map(|user| &*format!("{user}-{:03}", self.tries).leak());
         self.fresh = users.iter().chain([&KNOWN]).map(ToString::to_string).collect();
         users
@@ -136,7 +137,7 @@ impl Scene {
     /// Spends until so much was granted at once.
     fn spend(&self, at: Place, user: &str, cost: u64) {
         let mut client = self.world.client(at);
-        // A Redis that takes longer than a request waits is a refusal, and costs nothing.
+        // If Redis does not reply in time, the check is denied and costs nothing.
         wait_until("a grant", TIME_MAX, || client.check(&[("user", user)], cost).allowed);
         *self.granted.borrow_mut().entry(user.to_owned()).or_default() += cost;
     }
@@ -148,7 +149,7 @@ impl Scene {
         }
     }
 
-    /// Who has the lease. Beside it stands how late others hear of the region.
+    /// Returns the holder of the lease. The value also contains the lag.
     fn holder(&self, region: usize) -> Option<String> {
         let lease: Option<String> = ask(&self.world.ground.regions[region].redis, &["GET", LEASE]);
         lease.and_then(|lease| lease.split(' ').next().map(str::to_owned))
@@ -169,7 +170,7 @@ impl Scene {
             && self.world.abroad(replicator.place)["replicator"] == true
     }
 
-    /// Waits for something, and says whether it came while a process was the replicator.
+    /// Waits for a condition. Returns whether it came true while the process was the replicator.
     fn meets(&self, replicator: &ReplicatorNode, what: &str, condition: impl Fn() -> bool) -> bool {
         let mut is_met = false;
         wait_until(what, TIME_MAX, || {
@@ -179,7 +180,7 @@ impl Scene {
         is_met && self.is_replicator(replicator)
     }
 
-    /// Whether a replicator goes its rounds, as often as it has to, while something stays as it is.
+    /// Whether a replicator runs `ROUNDS` more rounds, with the condition still true.
     fn goes_on(&self, replicator: &ReplicatorNode, condition: impl Fn() -> bool) -> bool {
         let rounds = || self.world.abroad(replicator.place)["rounds"].as_u64().expect("a number");
         let enough = rounds() + ROUNDS;
@@ -197,7 +198,7 @@ impl Scene {
         self.meter(region, user).is_some()
     }
 
-    /// Whether the Redis of a region has it down that others may not have heard of a user.
+    /// Whether the meter of a user is dirty in the Redis of a region.
     fn is_marked(&self, region: usize, user: &str) -> bool {
         self.meter(region, user).is_some_and(|(partition, name)| {
             let marks = format!("{partition}:k");
@@ -214,7 +215,7 @@ impl Scene {
         self.world.ground.ways(from, to).any(|way| way.keeping() > 0)
     }
 
-    /// Lets everything pass again, with a server in every place.
+    /// Restores all traffic, and replaces servers that are gone.
     fn mend(&mut self) {
         self.world.ground.restore();
         self.world.replace_gone();
@@ -224,7 +225,8 @@ impl Scene {
         (0..REGIONS.len()).for_each(|at| self.spend((at, 0), KNOWN, LITTLE));
     }
 
-    /// What the Redis of a region has charged to a user: the first number of a meter, in parts as many as the third of its terms.
+    /// Returns the units that the Redis of a region has charged to a user: the first number of the
+    /// meter, divided by the third of its terms.
     fn charged(&self, region: usize, user: &str) -> Option<u64> {
         let (partition, name) = self.meter(region, user)?;
         let meter = format!("{partition}:m:{name}");
@@ -238,8 +240,8 @@ impl Scene {
         Some(units.ceil().to_string().parse().expect("a whole number"))
     }
 
-    /// Waits until every region has charged what clients of all of them were granted. Nothing drains: what was charged
-    /// twice would be for ever.
+    /// Waits until every region has charged the units that all regions admitted. Nothing drains, so
+    /// a double charge would stay.
     fn compare(&self) {
         self.compare_with(|_, _| ());
     }
@@ -261,7 +263,7 @@ impl Scene {
     }
 }
 
-/// What was used waits at the Redis; who takes over has not asked for it, and reaches nobody.
+/// The usage waits in Redis. The new replicator has not requested it, and reaches no peer.
 fn lease(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
     let before = scene.replicator(HERE);
@@ -273,7 +275,7 @@ fn lease(scene: &mut Scene) -> Option<ReplicatorNode> {
     let is_kept = || [PEER, THIRD].iter().all(|region| scene.is_keeping(before.place, *region));
     scene.meets(&before, "nothing to be told", is_kept).then_some(())?;
     scene.spend_all(before.place, [first, second]);
-    // As an operator does: it has told all that it granted, and gives the lease away.
+    // A stop in order: the server reports its usage and releases the lease.
     assert_eq!(scene.world.ground.regions[HERE].servers[before.place.1].process.terminate(), Some(0));
     wait_until("an heir", TIME_MAX, || scene.world.abroad(heir)["replicator"] == true);
     let heir = ReplicatorNode { place: heir, name: scene.holder(HERE)? };
@@ -284,10 +286,10 @@ fn lease(scene: &mut Scene) -> Option<ReplicatorNode> {
     let abroad = scene.world.abroad(heir.place);
     let peers = abroad["peers"].as_array().expect("peers");
     assert!(peers.iter().all(|peer| peer["linked"] == false), "{abroad}");
-    nobody_knows(scene, heir, [first, second])
+    if_unknown_to_peers(scene, heir, [first, second])
 }
 
-/// What was used is marked, and the question for it has not reached the Redis.
+/// The meters are dirty, and the request for them has not reached Redis.
 fn ask_for_changes(scene: &mut Scene) -> Option<ReplicatorNode> {
     let users = scene.users();
     let replicator = scene.replicator(HERE);
@@ -297,10 +299,10 @@ fn ask_for_changes(scene: &mut Scene) -> Option<ReplicatorNode> {
     scene.spend_all(replicator.other(), users);
     let is_marked = || users.iter().all(|user| scene.is_marked(HERE, user));
     scene.meets(&replicator, "marks, and a round", || is_marked() && store.keeping() > 0).then_some(())?;
-    nobody_knows(scene, replicator, users)
+    if_unknown_to_peers(scene, replicator, users)
 }
 
-/// The Redis has answered, and the answer has not arrived.
+/// Redis has replied, and the reply has not arrived.
 fn gather(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
     let replicator = scene.replicator(HERE);
@@ -328,7 +330,7 @@ fn send(scene: &mut Scene) -> Option<ReplicatorNode> {
 fn merge(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
     let (replicator, peer) = (scene.replicator(HERE), scene.replicator(PEER));
-    // While one batch is under way, what is used goes into the next, in its order.
+    // While one batch is in flight, new usage goes into the next one, in order.
     scene.set(replicator.place, PEER, Traffic::QuestionsUpTo(b""));
     scene.meets(&replicator, "a batch", || scene.is_keeping(replicator.place, PEER)).then_some(())?;
     scene.spend(replicator.other(), KNOWN, LITTLE);
@@ -344,7 +346,7 @@ fn merge(scene: &mut Scene) -> Option<ReplicatorNode> {
     (!scene.knows(PEER, second)).then_some(peer)
 }
 
-/// All of a batch is merged, and who merged it has not heard so.
+/// A batch is fully merged, and the replicator that merged it has not received the reply of Redis.
 fn answer(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
     let (replicator, peer) = (scene.replicator(HERE), scene.replicator(PEER));
@@ -358,7 +360,7 @@ fn answer(scene: &mut Scene) -> Option<ReplicatorNode> {
     scene.meets(&peer, "all of it to be merged", is_merged).then_some(peer)
 }
 
-/// A batch is merged, and the answer that it is has not arrived.
+/// A batch is merged, and its acknowledgement has not arrived.
 fn acknowledge(scene: &mut Scene) -> Option<ReplicatorNode> {
     let [first, second] = scene.users();
     let replicator = scene.replicator(HERE);
@@ -373,8 +375,12 @@ fn acknowledge(scene: &mut Scene) -> Option<ReplicatorNode> {
     scene.goes_on(&replicator, || true).then_some(replicator)
 }
 
-/// Gives the replicator back if what was used is known nowhere else.
-fn nobody_knows(scene: &Scene, replicator: ReplicatorNode, users: [&str; 2]) -> Option<ReplicatorNode> {
+/// Returns the replicator if no peer knows the usage.
+fn if_unknown_to_peers(
+    scene: &Scene,
+    replicator: ReplicatorNode,
+    users: [&str; 2],
+) -> Option<ReplicatorNode> {
     let is_known = |user: &&str| scene.knows(PEER, user) || scene.knows(THIRD, user);
     (!users.iter().any(is_known)).then_some(replicator)
 }

@@ -1,7 +1,8 @@
-//! Several regions of real servers, a Redis in each, and a long way between them.
+//! Several distant regions of real servers, with a Redis in each.
 //!
-//! An ordinary run takes less than a minute. With `TIDEGATE_REGION_LONG` set, attacks and cuts last for a minute each and
-//! long-run rates, shares and how soon a cut is over are compared as well. Both print what they measured.
+//! An ordinary run takes less than a minute. With `TIDEGATE_REGION_LONG` set, attacks and cuts last
+//! a minute each. The tests then also compare long-run rates, shares and the time to recover from a
+//! cut. Both print their measurements.
 
 #![allow(unreachable_pub, reason = "modules of a test program")]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -5,7 +5,7 @@ use tidegate_testkit::{REGIONS, wait_until};
 use crate::field::{FOR_EVER, TIME_MAX};
 use crate::world::World;
 
-/// So that a sixteenth of it, which a region may keep to itself, is less than what is used in each.
+/// A sixteenth of this, the publish threshold, is less than the usage in each region.
 const LIMIT: u64 = 2_000;
 
 /// Limits of which each region has a part.
@@ -31,9 +31,9 @@ fn nothing_is_lost_or_counted_twice_when_replicators_are_killed_and_parts_are_th
         let replicator = world.replicator(region);
         let mut client = world.client((region, 1 - replicator));
         for number in 0..500 {
-            // While nobody carries anything, the region may be on its part, and deny.
+            // Without a replicator, the region may be isolated and deny.
             granted += u64::from(client.check(&[("global", "alice")], 1).allowed);
-            // While it carries what was used.
+            // The replicator is killed while it sends this usage.
             if number == 250 {
                 world.ground.regions[region].servers[replicator].process.kill();
             }
@@ -60,7 +60,7 @@ fn nothing_is_lost_or_counted_twice_when_replicators_are_killed_and_parts_are_th
             }
             parts.iter().sum::<u64>()
         };
-        // What is left may be held up for a moment, and is given in the end.
+        // The remaining units may be delayed for a moment, but pass in the end.
         wait_until("all parts to be spent", TIME_MAX, || take_one_each() >= limit);
         let all = take_one_each();
         println!("share: {limit} in parts of 1, 3 and 2 is {parts:?}");

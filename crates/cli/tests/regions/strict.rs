@@ -17,11 +17,11 @@ const KEYS: usize = 6;
     clippy::disallowed_methods,
     reason = "how long a refusal takes is printed, and compared with nothing"
 )]
-fn one_region_decides_for_each_key_and_nobody_else_when_it_is_gone() {
+fn only_the_owner_region_decides_a_strict_key() {
     let rules = format!(
         "[[rules]]\nname='strict'\nclass='security'\nregime='strict'\nkey=['ip']\nlimit={LIMIT}\nperiod='{FOR_EVER}'\n"
     );
-    // A network that loses connections refuses now and then; that is what a longer time does not help against.
+    // Lost connections cause refusals now and then. A longer timeout does not prevent these.
     let mut world = World::start(&rules, 1, &["--forward-timeout", "2s"]);
     let keys: Vec<String> = (0..KEYS).map(|number| format!("192.0.2.{number}")).collect();
     let mut clients: Vec<_> = (0..REGIONS.len()).map(|at| world.client((at, 0))).collect();
@@ -61,28 +61,28 @@ fn one_region_decides_for_each_key_and_nobody_else_when_it_is_gone() {
     assert!((5..40).contains(&refused.len()), "about a third: {}", refused.len());
 }
 
-/// What may pass of a key in a second, and at once.
+/// Units per second of a key, and its burst.
 const RATE: u32 = 5;
 
-/// Keys that the region decides for whose links flap.
+/// Keys that the region with flapping links owns.
 const FLAPPING_KEYS: usize = 6;
 
-/// For how long at a time the links are there, and for how long not. What was decided while its answer was under way when they
-/// went is charged and refused: of these few, that is less than what may be missing.
+/// Times for which the links are up and down. A check with its reply in flight when they go down is
+/// charged and refused. At these times, this costs less than the tolerated loss.
 const UP: Duration = Duration::from_secs(4);
 const DOWN: Duration = Duration::from_millis(500);
 
-/// How much of what one bucket lets pass while the links are there does pass, in percent.
+/// Minimum share of the units of one bucket that pass, counted while the links are up, percent.
 const SHARE: f64 = 95.0;
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "what may pass depends on real time")]
-fn what_one_region_decides_passes_over_links_that_flap_and_never_more() {
+fn strict_checks_pass_over_flapping_links_within_the_limit() {
     let rules = format!(
         "[[rules]]\nname='strict'\nclass='security'\nregime='strict'\nkey=['ip']\nlimit={}\nperiod='1m'\nburst={RATE}\n",
         60 * RATE
     );
-    // Three round trips: what is tested is what links lose, not how soon a busy machine answers.
+    // Three round trips: the test measures losses of links, not the latency of a busy machine.
     let world = World::start(&rules, 1, &["--forward-timeout", "500ms"]);
     let keys = keys_decided_by_the_first(&world);
     let began = Instant::now();
@@ -105,7 +105,7 @@ fn what_one_region_decides_passes_over_links_that_flap_and_never_more() {
         while began.elapsed() < span() {
             lasts(UP);
             ups += 1;
-            // What is lost with a connection was charged for nothing: here only links that go and come may lose anything.
+            // A lost connection wastes a charge. Here only the flapping links lose connections.
             world.flap(0, true);
             lasts(DOWN);
             world.flap(0, false);
@@ -115,7 +115,7 @@ fn what_one_region_decides_passes_over_links_that_flap_and_never_more() {
         let of = |key: &String| answers.iter().filter(|(of, _)| *of == key).map(|(_, passed)| passed).sum();
         (keys.iter().map(of).collect::<Vec<u32>>(), ups, began.elapsed().as_secs_f64())
     });
-    // While the links are not there, what drains is there for later, up to a burst.
+    // While the links are down, drained units are saved for later, up to a burst.
     let rate = f64::from(RATE);
     let one_bucket = rate
         + f64::from(ups) * rate * UP.as_secs_f64()
@@ -139,7 +139,7 @@ fn span() -> Duration {
     if is_long() { Duration::from_mins(1) } else { Duration::from_secs(8) }
 }
 
-/// Keys that nobody decides for while the first region is cut off.
+/// Returns keys that the first region owns: no region decides them while it is cut off.
 fn keys_decided_by_the_first(world: &World) -> Vec<String> {
     let mut client = world.client((1, 0));
     let mut closed = |key: &str| client.check(&[("ip", key)], 0).source == "closed";
@@ -157,7 +157,7 @@ fn keys_decided_by_the_first(world: &World) -> Vec<String> {
     found
 }
 
-/// Asks for each key as often as the limit would let pass; how often each passed.
+/// Makes as many checks for each key as the limit. Returns how many passed for each.
 fn spend(client: &mut Client, keys: &[String]) -> Vec<usize> {
     let pass = |key: &String| (0..LIMIT).filter(|_| client.check(&[("ip", key)], 1).allowed).count();
     keys.iter().map(pass).collect()

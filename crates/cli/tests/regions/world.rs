@@ -9,19 +9,19 @@ use tidegate_testkit::{Proxy, REGIONS, Regions, Server, Traffic, wait_until};
 use crate::field::{Client, TIME_MAX, lasts};
 use crate::support::{serve, tidegate, write};
 
-/// What everything takes from one region to another, in each direction: a round trip takes twice as long.
+/// One-way delay between two regions.
 const WAY: Duration = Duration::from_millis(80);
 
-/// One answer in so many is lost with its connection.
+/// One reply in this many is lost, with its connection.
 const LOST_ONE_IN: u32 = 50;
 
-/// How often replicators are asked for their lags.
+/// Interval at which the test reads lags.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Regions that count together.
 pub struct World {
     pub ground: Regions,
-    /// What every server is told besides where it is.
+    /// Arguments of every server, besides its place.
     arguments: Vec<String>,
     /// With the rules, for as long as servers read them.
     _dir: TempDir,
@@ -36,15 +36,15 @@ impl World {
         Self { ground, arguments, _dir: dir }
     }
 
-    /// The same, where everything passes at once, and whatever a server says to another region or to its Redis can be
-    /// kept from there.
+    /// The same without delay. The test can hold back all traffic of a server to peer regions and
+    /// to its Redis.
     pub fn start_on_wires(rules: &str, servers: usize, arguments: &[&str]) -> Self {
         let (arguments, dir) = prepare(rules, arguments);
         let ground = Regions::start_on_wires(servers, |place| start(place, &arguments));
         Self { ground, arguments, _dir: dir }
     }
 
-    /// Starts another server in the place of each that is gone.
+    /// Replaces each server that is gone.
     pub fn replace_gone(&mut self) {
         for place in self.ground.places() {
             if !self.ground.regions[place.0].servers[place.1].process.is_running() {
@@ -53,13 +53,13 @@ impl World {
         }
     }
 
-    /// What becomes of everything that is said between `region` and the others: nothing passes, or what did before, late and with
-    /// as much of it lost.
+    /// Cuts all traffic between `region` and its peers, or restores it with the former delay and
+    /// losses.
     pub fn cut_off(&self, region: usize, is_cut: bool) {
         self.set(region, if is_cut { Traffic::HalfOpen } else { Traffic::Far(WAY, LOST_ONE_IN) });
     }
 
-    /// The same where nothing is lost while anything passes.
+    /// The same, without losses while the links are up.
     pub fn flap(&self, region: usize, is_cut: bool) {
         self.set(region, if is_cut { Traffic::HalfOpen } else { Traffic::Far(WAY, u32::MAX) });
     }
@@ -68,7 +68,7 @@ impl World {
         self.ground.set(|from, to| from == region || to == region, traffic);
     }
 
-    /// Lets time pass; the longest lag that a replicator told of meanwhile, ms.
+    /// Waits for this time. Returns the longest lag that a replicator reported meanwhile, ms.
     pub fn watch_lags(&self, time: Duration) -> u64 {
         let mut longest = 0;
         for _ in 0..time.as_millis() / LOOK_EVERY.as_millis() {
@@ -85,7 +85,7 @@ impl World {
         Client::new(self.ground.server(at).address("http"))
     }
 
-    /// How a server stands with the other regions.
+    /// Returns the replication status of a server.
     pub fn abroad(&self, at: (usize, usize)) -> Value {
         let mut answer =
             ureq::get(self.ground.server(at).url("admin", "/v1/regions")).call().expect("regions");
@@ -113,21 +113,21 @@ impl World {
         wait_until("replicators to be connected", TIME_MAX, || (0..REGIONS.len()).all(is_linked));
     }
 
-    /// How many answers of other regions were lost, each with its connection.
+    /// Returns how many replies of peers were lost, each with its connection.
     pub fn lost(&self) -> u32 {
         let ways = |from| (0..REGIONS.len()).flat_map(move |to| self.ground.ways(from, to));
         let lost: u64 = self.ground.places().into_iter().flat_map(ways).map(Proxy::lost).sum();
         u32::try_from(lost).expect("few")
     }
 
-    /// Waits until all regions hear of each other, or until none does.
+    /// Waits until all regions are connected, or until none is.
     pub fn wait_for_connected(&self, is_connected: bool) {
         let is_so =
             |region: usize| self.abroad((region, self.replicator(region)))["connected"] == is_connected;
         wait_until("the regions to be whole, or not", TIME_MAX, || (0..REGIONS.len()).all(is_so));
     }
 
-    /// What `tidegate bound --json` prints of a rule, with these arguments besides.
+    /// Returns the output of `tidegate bound --json` for a rule, with further arguments.
     pub fn bound(&self, rule: &str, arguments: &[&str]) -> Value {
         let server = format!("http://{}", self.ground.server((0, 0)).address("admin"));
         let said =
@@ -138,18 +138,18 @@ impl World {
         bounds.iter().find(|bound| bound["rule"] == rule).expect("the rule").clone()
     }
 
-    /// What is left of a key, as a server says, and what that rests on.
+    /// Returns the remaining units of a key and the decision source, as a server replies.
     pub fn remaining(&self, at: (usize, usize), dimension: &str, key: &str) -> (u64, String) {
         let answer = self.client(at).check(&[(dimension, key)], 0);
         (answer.body["rules"][0]["remaining"].as_u64().expect("a number"), answer.source)
     }
 }
 
-/// What servers with these rules are told, and where the rules are.
+/// Returns the arguments of servers with these rules, and the folder of the rules.
 fn prepare(rules: &str, arguments: &[&str]) -> (Vec<String>, TempDir) {
     let dir = tempfile::tempdir().expect("a folder");
     let rules = write(dir.path(), "rules.toml", rules);
-    // What is tested is what regions tell each other, also where a busy machine keeps their origins waiting.
+    // The tests examine traffic between regions, so a busy machine may delay the origins.
     let all = ["--rules", &rules, "--workers", "1", "--origin-timeout", "2s"];
     (all.iter().chain(arguments).map(ToString::to_string).collect(), dir)
 }

@@ -1,17 +1,20 @@
-//! What the tests of the command share: the program, its files, and the tools of others that talk to it.
+//! Shared helpers of the command's tests: the program, its files, and third-party tools that talk
+//! to it.
 
 #![allow(unreachable_pub, reason = "a module of test programs")]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod examples;
 pub mod raw;
+pub mod terminal;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tidegate_testkit::Server;
 
-/// The program, with all that is said to it.
+/// The program with its arguments.
 pub fn tidegate(arguments: &[&str]) -> Command {
     tidegate_testkit::tidegate(env!("CARGO_BIN_EXE_tidegate"), arguments)
 }
@@ -34,7 +37,7 @@ pub fn token_entry(token: &str, tenant: &str, role: &str) -> String {
     format!("[[tokens]]\nname = '{token}'\nhash = '{hash}'\ntenant = '{tenant}'\nrole = '{role}'\n")
 }
 
-/// A program that the tests use: what `cargo xtask tools` installed, or what is on the path.
+/// Returns the path of a tool: installed by `cargo xtask tools`, or on the `PATH`.
 pub fn tool(name: &str) -> PathBuf {
     let installed = tools_dir().join("py/bin").join(name);
     let path = std::env::var_os("PATH").unwrap_or_default();

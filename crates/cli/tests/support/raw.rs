@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand: what is sent is exactly what the test says, right or wrong.
+//! HTTP/1.1 by hand: sends exactly the bytes of the test, valid or not.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 
@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use socket2::{Domain, Socket, Type};
 use tidegate_testkit::START_TIME_MAX;
 
-/// What came back.
+/// A whole response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -40,7 +40,7 @@ pub(crate) fn request(method: &str, target: &str, fields: &[(&str, &str)], body:
     text.into_bytes()
 }
 
-/// Sends bytes, and reads the answer to its end.
+/// Sends bytes, and reads the whole response.
 pub(crate) fn send(address: SocketAddr, bytes: &[u8]) -> Reply {
     finish(begin(address, bytes))
 }
@@ -56,14 +56,14 @@ pub(crate) fn send_from(from: &str, address: SocketAddr, bytes: &[u8]) -> Reply 
     finish(stream)
 }
 
-/// Sends bytes, and leaves the answer for later.
+/// Sends bytes, and leaves the response unread.
 pub(crate) fn begin(address: SocketAddr, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("something listens");
     stream.write_all(bytes).expect("sent");
     stream
 }
 
-/// The answer to what was sent, to its end.
+/// Reads the whole response.
 pub(crate) fn finish(mut stream: TcpStream) -> Reply {
     stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time");
     let mut all = Vec::new();

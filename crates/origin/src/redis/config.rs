@@ -8,7 +8,8 @@ use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, RedisResult, TlsCertificates, TlsMode};
 
-/// Where the servers are. Addresses are URLs: `redis://user:password@host:port/`, with `rediss` for TLS.
+/// Where the servers are. Addresses are URLs: `redis://user:password@host:port/`, with `rediss` for
+/// TLS.
 #[derive(Clone)]
 pub enum Servers {
     /// One server, or a proxy that presents several servers as one.
@@ -65,6 +66,48 @@ impl std::str::FromStr for Servers {
     }
 }
 
+/// The address without credentials and parameters, for logs and answers.
+impl fmt::Display for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Single(url) => {
+                let (scheme, host) = public_parts(url);
+                write!(f, "{scheme}://{host}")
+            }
+            Self::Cluster(urls) => write_list(f, "cluster", urls),
+            Self::Sentinel { sentinels, name, .. } => {
+                write_list(f, "sentinel", sentinels)?;
+                write!(f, "/{name}")
+            }
+        }
+    }
+}
+
+impl Servers {
+    /// Whether connections use TLS.
+    pub(super) fn uses_tls(&self) -> bool {
+        let url = match self {
+            Self::Single(url) | Self::Sentinel { master: url, .. } => Some(url),
+            Self::Cluster(urls) => urls.first(),
+        };
+        url.is_some_and(|url| url.starts_with("rediss:"))
+    }
+}
+
+fn write_list(f: &mut fmt::Formatter<'_>, kind: &str, urls: &[String]) -> fmt::Result {
+    let scheme = urls.first().map_or("redis", |url| public_parts(url).0);
+    let hosts: Vec<&str> = urls.iter().map(|url| public_parts(url).1).collect();
+    write!(f, "{scheme}-{kind}://{}", hosts.join(","))
+}
+
+/// Returns the scheme of a URL, and the rest without credentials and parameters.
+fn public_parts(url: &str) -> (&str, &str) {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let host = host.split_once('?').map_or(host, |(host, _)| host);
+    (scheme, host.trim_end_matches('/'))
+}
+
 impl fmt::Debug for Servers {
     /// Without addresses: they have passwords in them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,17 +141,20 @@ pub struct RedisConfig {
     pub servers: Servers,
     /// TLS certificates and keys, beside or instead of those of the system.
     pub certificates: RedisCertificates,
-    /// How long an attempt to connect may take. Longer: servers that are far are reached; a hung one is noticed later.
+    /// How long an attempt to connect may take. Longer: servers that are far are reached; a hung
+    /// one is noticed later.
     pub connect_time_max: Duration,
     /// Timeout of a call. Longer: fewer calls with an unknown result; nodes wait longer while a
     /// store hangs.
     pub call_time_max: Duration,
-    /// How many calls may be under way; more are turned away. Higher: more memory while a store is slow.
+    /// How many calls may be under way; more are turned away. Higher: more memory while a store is
+    /// slow.
     pub calls_max: usize,
     /// Wait after the first failure to connect, doubled after each further one. Longer: fewer
     /// attempts while a store is down; a later reconnect.
     pub backoff_min: Duration,
-    /// The longest wait between two attempts to connect, and so the longest until a store is found that is back.
+    /// The longest wait between two attempts to connect, and so the longest until a store is found
+    /// that is back.
     pub backoff_max: Duration,
     /// Seed of the jitter in waits, different on each node, so that nodes do not all reconnect at
     /// once.
@@ -172,7 +218,8 @@ impl ConnectionSource {
     }
 }
 
-/// How long a call to a cluster waits before it is tried again, ms: while slots move, and well within the time of a call.
+/// How long a call to a cluster waits before it is tried again, ms: while slots move, and well
+/// within the time of a call.
 const RETRY_WAIT_MS_MIN: u64 = 5;
 const RETRY_WAIT_MS_MAX: u64 = 50;
 
@@ -263,7 +310,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_told_without_its_password() {
+    fn addresses_are_shown_without_credentials() {
+        for (text, shown) in [
+            ("redis://h:1", "redis://h:1"),
+            ("rediss://user:se@cret@h:1/2?protocol=resp3&x=secret", "rediss://h:1/2"),
+            ("redis-cluster://:secret@a:1,b:2", "redis-cluster://a:1,b:2"),
+            ("rediss-sentinel://u:secret@a:1,b:2/main", "rediss-sentinel://a:1,b:2/main"),
+        ] {
+            assert_eq!(text.parse::<Servers>().expect("an address").to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn invalid_address_is_reported_without_its_password() {
         for wrong in [
             "localhost:6379",
             "http://:secret@h",

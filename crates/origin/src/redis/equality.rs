@@ -4,7 +4,7 @@
 //! An ordinary run makes [`CALLS`] calls; `TIDEGATE_EQUALITY_CALLS` sets another number,
 //! `TIDEGATE_EQUALITY_SEED` another seed.
 
-#![allow(clippy::cast_possible_truncation, reason = "chance is drawn below ends that fit")]
+#![allow(clippy::cast_possible_truncation, reason = "random numbers are drawn from ranges that fit")]
 
 mod mutants;
 
@@ -105,9 +105,9 @@ fn first_difference(
 fn same<T: PartialEq + std::fmt::Debug + ?Sized>(
     got: &T,
     expected: &T,
-    what: impl Fn() -> String,
+    label: impl Fn() -> String,
 ) -> Result<(), String> {
-    if got == expected { Ok(()) } else { Err(format!("{}: {got:?} instead of {expected:?}", what())) }
+    if got == expected { Ok(()) } else { Err(format!("{}: {got:?} instead of {expected:?}", label())) }
 }
 
 fn from_environment(name: &str) -> Option<u64> {
@@ -233,8 +233,8 @@ fn compare_answer(step: &Step, answer: &[u8]) -> Result<(), String> {
                 Ok(reply) => ScriptReply::Reply(reply.clone()),
                 Err(error) => ScriptReply::Refused(*error),
             };
-            let what = || format!("at {}: {call:?}: {answer:?}", step.now_us);
-            same(&wire::read(call, answer), &Some(expected), what)
+            let label = || format!("at {}: {call:?}: {answer:?}", step.now_us);
+            same(&wire::read(call, answer), &Some(expected), label)
         }
         StepKind::Merge(merge, merged) => same(&wire::read_merged(merge, answer), &Some(*merged), || {
             format!("{merge:?} at {}", step.now_us)
@@ -253,7 +253,7 @@ fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(
     let kept: Option<Vec<u8>> = query(connection, "GET", &wire::partition_key(PARTITION, 'w'));
     let nothing = wire::numbers_bytes([0; 4]);
     let expected = wire::numbers_bytes([connected_until_us, stamp, connected_since_us, settled.into()]);
-    same(kept.as_ref().unwrap_or(&nothing), &expected, || "what is heard".to_owned())?;
+    same(kept.as_ref().unwrap_or(&nothing), &expected, || "connectivity".to_owned())?;
     let dirty_meters = redis::cmd("ZRANGE")
         .arg(wire::partition_key(PARTITION, 'k'))
         .arg(&["0", "-1", "WITHSCORES"])
@@ -266,10 +266,10 @@ fn compare_meters(connection: &mut redis::Connection, world: &World) -> Result<(
         .arg(wire::partition_key(PARTITION, 'p'))
         .arg(&["0", "-1", "WITHSCORES"])
         .query(connection);
-    let isolated_meters: Vec<(Vec<u8>, u64)> = isolated_meters.expect("what was parted");
+    let isolated_meters: Vec<(Vec<u8>, u64)> = isolated_meters.expect("isolated meters");
     let expected: Vec<_> =
         world.partition.isolated_meters().map(|(since_us, name)| (name.to_vec(), since_us)).collect();
-    same(&isolated_meters, &expected, || "what was parted".to_owned())?;
+    same(&isolated_meters, &expected, || "isolated meters".to_owned())?;
     keys += usize::from(kept.is_some())
         + usize::from(!dirty_meters.is_empty())
         + usize::from(!isolated_meters.is_empty());
@@ -304,12 +304,12 @@ fn compare_meter(connection: &mut redis::Connection, name: &[u8], meter: &Origin
     let kept = numbers(&found[&b"m"[..]]);
     let (ends_us, expires_us) = (kept[12], meter.expires_us());
     same(&(ends_us >= expires_us), &true, || format!("kept until {ends_us} of {expires_us}"))?;
-    same(&(kept[14] <= first_us), &true, || format!("looked at again at {} for {first_us}", kept[14]))?;
+    same(&(kept[14] <= first_us), &true, || format!("next expiry at {} for {first_us}", kept[14]))?;
     let holders = expected_ends.len() as u64;
     let counted: Vec<u64> = meter.numbers().into_iter().chain([holders]).collect();
     same(&kept[..12], &counted[..], || "numbers".to_owned())?;
     let region_state = meter.region_state_numbers().map_or_else(Vec::new, wire::numbers_bytes);
-    same(&found[&b"m"[..]][METER_BYTES..], &region_state[..], || "numbers of other regions".to_owned())?;
+    same(&found[&b"m"[..]][METER_BYTES..], &region_state[..], || "components of peers".to_owned())?;
     expected.insert(b"m".to_vec(), found[&b"m"[..]].clone());
     if meter.seen().count() > 0 {
         let seen = found.get(&b"x"[..]).cloned().unwrap_or_default();
@@ -330,7 +330,7 @@ fn compare_seen(seen: &[u8], meter: &OriginMeter) -> Result<(), String> {
     let mut seen: Vec<Vec<u8>> = seen.chunks(48).map(<[u8]>::to_vec).collect();
     expected.sort_unstable();
     seen.sort_unstable();
-    same(&seen, &expected, || "what was charged for other regions".to_owned())
+    same(&seen, &expected, || "usage charged for peers".to_owned())
 }
 
 fn query<T: redis::FromRedisValue>(connection: &mut redis::Connection, command: &str, key: &[u8]) -> T {
@@ -541,7 +541,8 @@ impl World {
             1 => chance.below(SECOND),
             _ => 0,
         };
-        // A clock that ran on for centuries is brought back, before its numbers are larger than any that there will be.
+        // A clock that ran on for centuries is brought back, before its numbers are larger than any
+        // that there will be.
         if self.now_us > 2 * START_US {
             self.now_us = START_US;
         }

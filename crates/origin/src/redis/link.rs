@@ -1,4 +1,5 @@
-//! A connection that is made again whenever it breaks, and never waited for longer than a call may take.
+//! A connection that is made again whenever it breaks, and never waited for longer than a call may
+//! take.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::cluster_async::ClusterConnection;
-use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisResult};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue, RedisError, RedisResult};
 use tidegate_core::Backoff;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -52,8 +53,15 @@ impl Link {
         let (over, seen_over) = watch::channel(0);
         let backoff = Backoff::new(config.backoff_min, config.backoff_max, seed);
         let (late, time_max) = (Arc::<AtomicBool>::default(), config.connect_time_max);
-        let keeper =
-            Reconnector { source, states, over: seen_over, late: Arc::clone(&late), backoff, time_max };
+        let keeper = Reconnector {
+            source,
+            states,
+            over: seen_over,
+            late: Arc::clone(&late),
+            backoff,
+            time_max,
+            uses_tls: config.servers.uses_tls(),
+        };
         Self { state, over, late, keeper: tokio::spawn(keeper.run()) }
     }
 
@@ -134,6 +142,7 @@ struct Reconnector {
     late: Arc<AtomicBool>,
     backoff: Backoff,
     time_max: Duration,
+    uses_tls: bool,
 }
 
 impl Reconnector {
@@ -161,17 +170,40 @@ impl Reconnector {
         }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "no condition to wait for: a store is not asked too often")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a delay between attempts: there is no condition to wait for"
+    )]
     async fn pause(&mut self) {
         tokio::time::sleep(self.backoff.after_failure()).await;
     }
 
     async fn connect(&self) -> Result<Connection, String> {
         // The crate limits parts of an attempt, and not all of it.
-        match tokio::time::timeout(self.time_max, self.source.connect(self.time_max)).await {
-            Ok(connected) => connected.map_err(|error| format!("cannot connect: {error}")),
-            Err(_) => Err(format!("cannot connect: nothing came back within {:?}", self.time_max)),
+        let Ok(connected) = tokio::time::timeout(self.time_max, self.source.connect(self.time_max)).await
+        else {
+            let advice = if self.uses_tls { NO_TLS } else { "" };
+            return Err(format!("cannot connect: no reply within {:?}{advice}", self.time_max));
+        };
+        connected.map_err(|error| format!("cannot connect: {error}{}", advice(&error, self.uses_tls)))
+    }
+}
+
+/// Advice for a server that does not reply to a TLS handshake.
+const NO_TLS: &str = "; a server without TLS does not reply to a TLS handshake: use redis:// for such a \
+    server";
+
+/// Returns advice for the usual causes of a failure to connect; empty for others.
+fn advice(error: &RedisError, uses_tls: bool) -> &'static str {
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return "; check the user name and the password of the address";
+    }
+    match uses_tls {
+        true if error.is_timeout() => NO_TLS,
+        false if error.is_connection_dropped() && !error.is_connection_refusal() => {
+            "; a server with TLS closes connections without it: use rediss:// for such a server"
         }
+        _ => "",
     }
 }
 
@@ -195,5 +227,26 @@ impl ConnectionSource {
             }
             Self::Cluster(client) => Ok(Connection::Cluster(client.get_async_connection().await?)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn advice_names_the_password_and_the_scheme() {
+        let failed = RedisError::from((ErrorKind::AuthenticationFailed, "failed"));
+        assert!(advice(&failed, false).contains("the password"));
+        let timeout = || RedisError::from(io::Error::from(io::ErrorKind::TimedOut));
+        assert!(advice(&timeout(), true).contains("use redis://"));
+        assert_eq!(advice(&timeout(), false), "");
+        let dropped = || RedisError::from(io::Error::from(io::ErrorKind::ConnectionReset));
+        assert!(advice(&dropped(), false).contains("use rediss://"));
+        assert_eq!(advice(&dropped(), true), "");
+        let refused = RedisError::from(io::Error::from(io::ErrorKind::ConnectionRefused));
+        assert_eq!(advice(&refused, false), "", "there is no server");
     }
 }

@@ -5,7 +5,7 @@
 //! of its store itself, so it notices a restart or a promotion on any connection.
 //!
 //! A store must not evict (`maxmemory-policy noeviction`): an evicted meter counts as unused.
-//! `docs/regions.md` lists the permissions of the store's user, in a line that the tests of this
+//! `docs/servers.md` lists the permissions of the store's user, in a line that the tests of this
 //! crate apply to their stores.
 //!
 //! A promoted store counts as one that may have lost writes, even after an orderly failover,
@@ -31,7 +31,7 @@ use tokio::sync::Semaphore;
 
 pub use config::{RedisCertificates, RedisConfig, Servers};
 
-use crate::{LeaseReply, LeaseRequest, Origin, OriginError, OriginFuture, PARTITIONS};
+use crate::{LeaseReply, LeaseRequest, Origin, OriginError, OriginFuture, PARTITIONS, ProbeReply};
 use config::ConnectionSource;
 use link::{ActiveConnection, Link};
 use script::{Script, Scripts};
@@ -42,8 +42,8 @@ use wire::{RoundScriptReply, ScriptInput, ScriptReply};
 const BEFORE_ANYTHING: [&str; 7] =
     ["BUSY", "MISCONF", "NOAUTH", "NOREPLICAS", "OOM", "UNBLOCKED", "WRONGTYPE"];
 
-/// How many connections there are to each server. More: calls find one that is prompt while others are stuck; more
-/// connections at a store that many nodes share.
+/// How many connections there are to each server. More: calls find one that is prompt while others
+/// are stuck; more connections at a store that many nodes share.
 pub const LINKS: usize = 3;
 
 /// An origin on Redis.
@@ -84,7 +84,7 @@ impl RedisOrigin {
     }
 
     /// The link for a call, which is remembered, in case it has to be made a second time.
-    #[expect(clippy::cast_possible_truncation, reason = "there are a few links")]
+    #[expect(clippy::cast_possible_truncation, reason = "there are few links")]
     fn link(&self, partition: u16, avoid: Option<usize>) -> &Link {
         let chosen = self.prompt(partition, avoid);
         if let Some(carrier) = self.carrier(partition) {
@@ -118,7 +118,7 @@ impl RedisOrigin {
         F: Future<Output = Result<T, OriginError>>,
     {
         let Ok(_permit) = self.in_flight.try_acquire() else {
-            let why = format!("{} calls are under way", self.config.calls_max);
+            let why = format!("{} calls are in flight, the maximum", self.config.calls_max);
             return Err(OriginError::NotApplied(why));
         };
         let mut sent = None;
@@ -136,10 +136,10 @@ impl RedisOrigin {
     fn too_late(&self, link: &Link, sent: Option<(ActiveConnection, u64)>) -> OriginError {
         let limit = self.config.call_time_max;
         let Some((connected, answers)) = sent else {
-            return OriginError::NotApplied(format!("there was no connection within {limit:?}"));
+            return OriginError::NotApplied(format!("no connection within {limit:?}"));
         };
         link.renew_if_idle(&connected, answers);
-        OriginError::Unknown(format!("no answer within {limit:?}"))
+        OriginError::Unknown(format!("no reply within {limit:?}"))
     }
 
     async fn exchange(
@@ -153,11 +153,12 @@ impl RedisOrigin {
         let mut words = ScriptInput::of(partition, call, is_cluster, wire::is_cross_region(call));
         loop {
             let script = if words.is_wide { &self.scripts.call_cross_region } else { &self.scripts.call };
-            let said: Vec<u8> = self.run(link, &mut connected, script, &words).await?;
-            return match wire::read(call, &said) {
+            let bytes: Vec<u8> = self.run(link, &mut connected, script, &words).await?;
+            return match wire::read(call, &bytes) {
                 Some(ScriptReply::Reply(reply)) => Ok(reply),
                 Some(ScriptReply::Refused(error)) => Err(error.into()),
-                // Others know of a limit of several regions that this node does not know as one yet.
+                // Others know of a limit of several regions that this node does not know as one
+                // yet.
                 Some(ScriptReply::NeedsCrossRegion) if !words.is_wide => {
                     words = ScriptInput::of(partition, call, is_cluster, true);
                     continue;
@@ -254,8 +255,8 @@ impl Origin for RedisOrigin {
             let exchange = async |mut connected: ActiveConnection| {
                 self.run(link, &mut connected, &self.scripts.merge, &words).await
             };
-            let said: Vec<u8> = self.in_time(link, exchange).await?;
-            wire::read_merged(merge, &said).ok_or_else(senseless)
+            let bytes: Vec<u8> = self.in_time(link, exchange).await?;
+            wire::read_merged(merge, &bytes).ok_or_else(senseless)
         })
     }
 
@@ -266,8 +267,27 @@ impl Origin for RedisOrigin {
             let exchange = async |mut connected: ActiveConnection| {
                 self.run(link, &mut connected, &self.scripts.lease, &words).await
             };
-            let said: String = self.in_time(link, exchange).await?;
-            wire::read_lease(&said).ok_or_else(senseless)
+            let text: String = self.in_time(link, exchange).await?;
+            wire::read_lease(&text).ok_or_else(senseless)
+        })
+    }
+
+    /// Runs a script that needs the permissions of a call, on the shard of partition 0.
+    fn probe(&self) -> OriginFuture<'_, ProbeReply> {
+        let link = &self.links[self.prompt(0, None)];
+        Box::pin(async move {
+            // An attempt to connect that fails at its limit reports its cause first.
+            let limit = self.config.connect_time_max + self.config.call_time_max;
+            let connected = tokio::time::timeout(limit, link.connected()).await;
+            let late = |_| OriginError::NotApplied(format!("cannot connect within {limit:?}"));
+            connected.map_err(late)?.map_err(OriginError::NotApplied)?;
+            let words = ScriptInput::of_probe();
+            let exchange = async |mut connected: ActiveConnection| {
+                self.run(link, &mut connected, &self.scripts.probe, &words).await
+            };
+            let policy: String = self.in_time(link, exchange).await?;
+            let eviction_policy = Some(policy).filter(|policy| !matches!(policy.as_str(), "" | "noeviction"));
+            Ok(ProbeReply { eviction_policy })
         })
     }
 }
@@ -280,7 +300,7 @@ fn check_partition(partition: u16) -> Result<(), OriginError> {
 }
 
 fn senseless() -> OriginError {
-    OriginError::Unknown("the answer makes no sense".to_owned())
+    OriginError::Unknown("the store sent an invalid reply".to_owned())
 }
 
 /// Returns the link to use, given whether each is connected and late. Prefers a connected link,
@@ -346,7 +366,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|first| choose([prompt, prompt, prompt], first, None)), [0, 1, 2]);
         assert_eq!([0, 1, 2].map(|first| choose([late, prompt, prompt], first, None)), [1, 1, 2]);
         assert_eq!(choose([late, gone, prompt], 0, None), 2);
-        assert_eq!(choose([gone, late, gone], 0, None), 1, "late is better than not there");
+        assert_eq!(choose([gone, late, gone], 0, None), 1, "a slow link is better than none");
         assert_eq!(choose([late, late, late], 2, None), 2);
     }
 
@@ -355,7 +375,11 @@ mod tests {
         let (prompt, late, gone) = ((true, false), (true, true), (false, false));
         assert_eq!([0, 1, 2].map(|first| choose([prompt, prompt, prompt], first, Some(first))), [1, 2, 0]);
         assert_eq!(choose([late, late, prompt], 0, Some(0)), 2);
-        assert_eq!(choose([late, late, gone], 1, Some(1)), 0, "another that is late is better than the same");
+        assert_eq!(
+            choose([late, late, gone], 1, Some(1)),
+            0,
+            "another slow link is better than the same link"
+        );
         assert_eq!(choose([gone, late, gone], 1, Some(1)), 1);
     }
 }

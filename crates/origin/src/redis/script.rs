@@ -35,6 +35,7 @@ pub(super) const JOIN: &str = concat!(
 pub(super) const MERGE: &str =
     concat!("local IS_CROSS_REGION = true\n", include_str!("meter.lua"), include_str!("merge.lua"));
 pub(super) const LEASE: &str = include_str!("lease.lua");
+pub(super) const PROBE: &str = include_str!("probe.lua");
 
 /// A script, and the hash that a store knows it by.
 pub(super) struct Script {
@@ -58,13 +59,14 @@ pub(super) struct Scripts {
     pub(super) join: Script,
     pub(super) merge: Script,
     pub(super) lease: Script,
+    pub(super) probe: Script,
 }
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let [call, call_cross_region, round, gather, join, merge, lease] =
-            [CALL, CALL_CROSS_REGION, ROUND, GATHER, JOIN, MERGE, LEASE].map(Script::new);
-        Self { call, call_cross_region, round, gather, join, merge, lease }
+        let [call, call_cross_region, round, gather, join, merge, lease, probe] =
+            [CALL, CALL_CROSS_REGION, ROUND, GATHER, JOIN, MERGE, LEASE, PROBE].map(Script::new);
+        Self { call, call_cross_region, round, gather, join, merge, lease, probe }
     }
 }
 
@@ -128,14 +130,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_script_says_the_same_in_fewer_words() {
-        let source = "-- About it.\nlocal MOST, FORM = 7, '<dd'\n\nlocal most = 1\n  -- Why.\n  return f(FORM, MOST + most, MOSTLY, 'PX')\n";
+    fn condensed_script_is_equivalent_and_shorter() {
+        let source = "-- About it.\nlocal MOST, FORM = 7, '<dd'\n\nlocal most = 1\n  -- Why.\n  return \
+            f(FORM, MOST + most, MOSTLY, 'PX')\n";
         assert_eq!(condensed(source), "local most = 1\nreturn f('<dd', 7 + most, MOSTLY, 'PX')");
     }
 
     #[test]
-    fn what_only_several_regions_need_is_left_out_where_there_is_one() {
-        let source = "local IS_CROSS_REGION = false\nif IS_CROSS_REGION then\n  if a then\n    b()\n  end\nend\nif IS_CROSS_REGION and c then d() end\nif not IS_CROSS_REGION then e() end\n";
+    fn cross_region_code_is_removed_from_the_regional_script() {
+        let source = "local IS_CROSS_REGION = false\nif IS_CROSS_REGION then\n  if a then\n    b()\n  \
+            end\nend\nif IS_CROSS_REGION and c then d() end\nif not IS_CROSS_REGION then e() end\n";
         assert_eq!(condensed(source), "if not false then e() end");
         let wide = source.replace("= false", "= true");
         assert!(condensed(&wide).contains("b()") && condensed(&wide).contains("d()"));

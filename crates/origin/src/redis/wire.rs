@@ -99,11 +99,16 @@ impl ScriptInput {
         let arguments = arguments.map(String::into_bytes).into();
         Self { keys: vec![partition_key(0, 'c')], arguments, is_wide: true }
     }
+
+    /// Returns the input of a probe: a key that no other script uses.
+    pub(super) fn of_probe() -> Self {
+        Self { keys: vec![partition_key(0, 'q')], arguments: Vec::new(), is_wide: true }
+    }
 }
 
 /// Parses the reply to a lease request: whether the node holds the lease, and the lag.
-pub(super) fn read_lease(said: &str) -> Option<LeaseReply> {
-    let (held, lag_us) = said.split_once(' ')?;
+pub(super) fn read_lease(text: &str) -> Option<LeaseReply> {
+    let (held, lag_us) = text.split_once(' ')?;
     Some(LeaseReply { is_held: held == "1", lag_us: lag_us.parse().ok()? })
 }
 
@@ -141,7 +146,7 @@ fn numbers_of(call: &Call, clustered: bool, is_wide: bool) -> Vec<u8> {
     push(&mut bytes, [call.sequence, call.acknowledged, u64::from(clustered), known_us, updates, checks]);
     for update in &call.updates {
         push_terms(&mut bytes, &update.terms, is_wide);
-        push(&mut bytes, said(update));
+        push(&mut bytes, update_numbers(update));
     }
     for ask in &call.checks {
         push(&mut bytes, [u64::from(ask.count), ask.charges.len() as u64]);
@@ -188,7 +193,7 @@ pub(super) fn terms_bytes(terms: &Terms) -> Vec<u8> {
 
 /// Returns the numbers of an update, clamped to the most that a meter can hold: the script's
 /// numbers end at 2^53.
-fn said(update: &MeterUpdate) -> [u64; 8] {
+fn update_numbers(update: &MeterUpdate) -> [u64; 8] {
     let [used, owed, refund, keep, want, life_us] =
         [update.used, update.owed, update.refund, update.keep, update.want, update.life_us]
             .map(|units| units.min(DEBT_MAX));
@@ -201,7 +206,8 @@ fn said(update: &MeterUpdate) -> [u64; 8] {
 pub(super) enum ScriptReply {
     Reply(CallReply),
     Refused(CallError),
-    /// The call is about limits of several regions, which others know it by: that is for the script that knows them.
+    /// The call is about limits of several regions, which others know it by: that is for the script
+    /// that knows them.
     NeedsCrossRegion,
 }
 
@@ -307,11 +313,7 @@ impl<'a> Numbers<'a> {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "whole and in range: looked at before"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked: an integer in range")]
 fn whole(number: f64) -> Option<u64> {
     /// Every integer up to this one is exact as a double.
     const MOST: f64 = 9_007_199_254_740_992.0;
@@ -386,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_in_one_slot_and_its_names_are_kept_as_they_are() {
+    fn call_keys_share_one_slot_and_keep_their_names() {
         let words = ScriptInput::of(5, &call(), true, false);
         let keys: Vec<_> = words.keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
         let expected =
@@ -394,11 +396,11 @@ mod tests {
         assert_eq!(keys, expected);
         let [node, numbers] = <[Vec<u8>; 2]>::try_from(words.arguments).expect("two");
         assert_eq!(node, b"00000000000000ff");
-        let said = [9.0, 8.0, 1.0, 0.0, 1.0, 1.0];
+        let head = [9.0, 8.0, 1.0, 0.0, 1.0, 1.0];
         let terms = [0.0, 10.0, 1e6, 1.0, 10.0, 0.0, 1.0, 7.0];
         let update = [1.0, 6.0, 2.0, 9.0, 3.0, 4.0, 5.0, 4_503_599_627_370_496.0];
         let ask = [3.0, 1.0, 0.0, 1_125_899_906_842_624.0];
-        assert_eq!(doubles(&numbers), [&said[..], &terms, &update, &ask].concat());
+        assert_eq!(doubles(&numbers), [&head[..], &terms, &update, &ask].concat());
     }
 
     #[test]

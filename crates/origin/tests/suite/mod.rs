@@ -88,14 +88,14 @@ impl TestSession {
 
     /// Waits until a reply to this session reports lost writes.
     pub async fn until_lost(&mut self, key: &[u8], terms: Terms) {
-        self.until("a word of the loss", key, terms, |lost, _| lost).await;
+        self.until("a reply that reports the loss", key, terms, |lost, _| lost).await;
     }
 
     /// Makes calls without checks until the reply for a meter, and whether writes were lost, meet
     /// the condition.
     async fn until(
         &mut self,
-        what: &str,
+        awaited: &str,
         key: &[u8],
         terms: Terms,
         condition: fn(bool, &MeterReply) -> bool,
@@ -107,7 +107,7 @@ impl TestSession {
             if condition(self.lost, &meter_reply) {
                 return;
             }
-            assert!(Instant::now() < deadline, "waited {TIME_MAX:?} for {what}");
+            assert!(Instant::now() < deadline, "waited {TIME_MAX:?} for {awaited}");
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
@@ -156,8 +156,8 @@ pub fn config(servers: Servers) -> RedisConfig {
 /// Returns the documented permissions of the store's user, as arguments of `ACL`. Its name is
 /// `tide`, with the password `password`.
 pub fn documented_user() -> Vec<&'static str> {
-    let docs = include_str!("../../../../docs/regions.md");
-    let line = docs.lines().find_map(|line| line.strip_prefix("ACL ")).expect("what a user needs");
+    let docs = include_str!("../../../../docs/servers.md");
+    let line = docs.lines().find_map(|line| line.strip_prefix("ACL ")).expect("the documented ACL line");
     line.split_whitespace().collect()
 }
 
@@ -178,18 +178,18 @@ async fn answered<T>(make: impl AsyncFn() -> Result<T, OriginError>) -> Result<T
 
 /// Runs the suite, in the partitions that [`is_of_suite`] selects.
 pub async fn conforms(origin: Arc<dyn Origin>) {
-    what_is_held_counts_as_used(&origin).await;
+    grants_count_as_used(&origin).await;
     a_repeat_gets_the_first_answer(&origin).await;
     all_limits_of_a_request_pass_or_none(&origin).await;
     each_limit_of_a_request_has_its_own_cost(&origin).await;
     every_name_is_a_meter_of_its_own(&origin).await;
     the_higher_version_holds(&origin).await;
-    what_makes_no_sense_is_refused(&origin).await;
+    invalid_calls_are_refused(&origin).await;
     a_full_call_is_taken(&origin).await;
-    regions_charge_what_others_did_once(&origin).await;
-    a_region_that_hears_of_nobody_has_its_part(&origin).await;
+    regions_charge_components_of_peers_once(&origin).await;
+    isolated_region_has_its_regional_share(&origin).await;
     a_region_stays_on_its_part_until_all_that_others_charged_has_come(&origin).await;
-    what_is_left_of_a_part_is_told_although_nobody_asks_for_it(&origin).await;
+    share_usage_is_published_without_further_requests(&origin).await;
     a_node_may_not_know_yet_that_a_limit_is_of_several_regions(&origin).await;
     marks_come_in_pages_until_they_are_trimmed(&origin).await;
     a_full_merge_is_taken_and_nonsense_refused(&origin).await;
@@ -208,12 +208,12 @@ pub fn is_of_suite(partition: u16) -> bool {
     partition <= 18 || SPENT.contains(&partition)
 }
 
-async fn what_is_held_counts_as_used(origin: &Arc<dyn Origin>) {
+async fn grants_count_as_used(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
     let (mut first, mut second) = (TestSession::new(origin, 3), TestSession::new(origin, 3));
     assert_eq!(first.hold(b"held", terms, 0, 80).await, 2, "a grant begins small");
     assert_eq!(second.hold(b"held", terms, 0, 80).await, 2);
-    assert_eq!(second.ask(b"held", terms, 1, 99).await, 98, "what it held is given back");
+    assert_eq!(second.ask(b"held", terms, 1, 99).await, 98, "the other grant is returned");
     assert_eq!(first.hold(b"held", terms, 1, 0).await, 0);
     assert_eq!(second.ask(b"held", terms, 1, 99).await, 1, "1 of 2 was used");
 }
@@ -247,18 +247,22 @@ async fn all_limits_of_a_request_pass_or_none(origin: &Arc<dyn Origin>) {
 async fn each_limit_of_a_request_has_its_own_cost(origin: &Arc<dyn Origin>) {
     let terms = a_day(Lapse::Counted, 1);
     let mut session = TestSession::new(origin, 10);
-    let said = |back: [u64; 2]| {
+    let updates = |back: [u64; 2]| {
         let named = [(&b"requests"[..], back[0]), (b"tokens", back[1])];
         named.map(|(key, refund)| MeterUpdate { refund, ..update(key, terms) }).to_vec()
     };
-    let call = session.next(said([0, 0]), vec![checks(&[(0, 1), (1, 20)], 9)]);
+    let call = session.next(updates([0, 0]), vec![checks(&[(0, 1), (1, 20)], 9)]);
     let decided = session.make(&call).await.checks[0];
-    assert_eq!((decided.passed, decided.denied_by), (5, 1), "five times 20 tokens are all there are");
-    let call = session.next(said([0, 0]), vec![checks(&[(0, 96), (1, 0)], 1)]);
+    assert_eq!((decided.passed, decided.denied_by), (5, 1), "five requests spend all 100 tokens");
+    let call = session.next(updates([0, 0]), vec![checks(&[(0, 96), (1, 0)], 1)]);
     let decided = session.make(&call).await.checks[0];
-    assert_eq!((decided.passed, decided.denied_by), (0, 0), "95 requests are left, and no token is needed");
+    assert_eq!(
+        (decided.passed, decided.denied_by),
+        (0, 0),
+        "95 requests are left, and the check needs no token"
+    );
     // A request that stopped waiting gets its costs back, each limit its own.
-    let call = session.next(said([1, 20]), Vec::new());
+    let call = session.next(updates([1, 20]), Vec::new());
     let left: Vec<u64> =
         session.make(&call).await.meters.iter().map(|meter_reply| meter_reply.room).collect();
     assert_eq!(left, [96, 20]);
@@ -281,7 +285,7 @@ async fn the_higher_version_holds(origin: &Arc<dyn Origin>) {
     assert_eq!(session.ask(b"new", a_day(Lapse::Counted, 1), 1, 99).await, 0);
 }
 
-async fn what_makes_no_sense_is_refused(origin: &Arc<dyn Origin>) {
+async fn invalid_calls_are_refused(origin: &Arc<dyn Origin>) {
     let mut session = TestSession::new(origin, 8);
     let same = update(b"twice", a_day(Lapse::Counted, 1));
     let call = session.next(vec![same.clone(), same], Vec::new());
@@ -343,7 +347,7 @@ async fn settle(origin: &Arc<dyn Origin>, partition: u16) -> RoundReply {
     let gathered = gather(origin, partition, HEARD).await;
     let mut session = TestSession::new(origin, partition);
     session
-        .until("a meter that counts on the whole", b"settled", cross_region(1), |_, meter_reply| {
+        .until("a meter that counts all regions", b"settled", cross_region(1), |_, meter_reply| {
             meter_reply.is_global
         })
         .await;
@@ -351,14 +355,14 @@ async fn settle(origin: &Arc<dyn Origin>, partition: u16) -> RoundReply {
 }
 
 /// Partitions of one origin stand for regions.
-async fn regions_charge_what_others_did_once(origin: &Arc<dyn Origin>) {
+async fn regions_charge_components_of_peers_once(origin: &Arc<dyn Origin>) {
     let (here, there) = (11, 12);
     for partition in [here, there] {
         settle(origin, partition).await;
     }
     let (mut near, mut far) = (TestSession::new(origin, here), TestSession::new(origin, there));
     assert_eq!(near.ask(b"global", cross_region(1), 1, 9).await, 9);
-    assert_eq!(gather(origin, here, EVERYTHING).await.components, [], "too few to be told");
+    assert_eq!(gather(origin, here, EVERYTHING).await.components, [], "usage below the publish threshold");
     assert_eq!(near.ask(b"global", cross_region(1), 1, 21).await, 21);
     let meter_reply = gather(origin, here, EVERYTHING).await.components;
     let [component] = &meter_reply[..] else { panic!("{meter_reply:?}") };
@@ -374,11 +378,11 @@ async fn regions_charge_what_others_did_once(origin: &Arc<dyn Origin>) {
     assert_eq!(gather(origin, there, EVERYTHING).await.components.len(), 1);
 }
 
-async fn a_region_that_hears_of_nobody_has_its_part(origin: &Arc<dyn Origin>) {
+async fn isolated_region_has_its_regional_share(origin: &Arc<dyn Origin>) {
     let mut session = TestSession::new(origin, 13);
     assert_eq!(session.ask(b"apart", cross_region(1), 1, 99).await, 40);
     assert_eq!(settle(origin, 13).await.components, []);
-    assert_eq!(session.ask(b"apart", cross_region(1), 1, 99).await, 60, "the rest of the whole");
+    assert_eq!(session.ask(b"apart", cross_region(1), 1, 99).await, 60, "the rest of the whole limit");
     let meter_reply = gather(origin, 13, EVERYTHING).await.components;
     assert_eq!(meter_reply[0].totals, ComponentTotals::Drained { charged: 100, refunded: 0, level: 100 });
     gather(origin, 13, RoundRequest { connected_for_us: 0, ..HEARD }).await;
@@ -394,7 +398,7 @@ async fn a_region_stays_on_its_part_until_all_that_others_charged_has_come(origi
     assert_eq!(session.ask(b"settling", cross_region(1), 1, 99).await, 60);
 }
 
-async fn what_is_left_of_a_part_is_told_although_nobody_asks_for_it(origin: &Arc<dyn Origin>) {
+async fn share_usage_is_published_without_further_requests(origin: &Arc<dyn Origin>) {
     let mut session = TestSession::new(origin, 17);
     assert_eq!(session.ask(b"parted", cross_region(1), 1, 30).await, 30);
     let first = gather(origin, 17, HEARD).await;
@@ -430,11 +434,15 @@ async fn marks_come_in_pages_until_they_are_trimmed(origin: &Arc<dyn Origin>) {
     assert_eq!((names(&second), second.more), (vec![2, 3, 4], false));
     let rest = gather(origin, 15, RoundRequest { after: second.upto, ..EVERYTHING }).await;
     assert_eq!((names(&rest), rest.upto), (vec![], second.upto));
-    assert_eq!(names(&gather(origin, 15, EVERYTHING).await), [2, 3, 4], "what was trimmed is not told again");
+    assert_eq!(
+        names(&gather(origin, 15, EVERYTHING).await),
+        [2, 3, 4],
+        "trimmed meters are not gathered again"
+    );
     let unknown =
         gather(origin, 15, RoundRequest { after: second.upto + 1, trim: second.upto + 1, ..EVERYTHING })
             .await;
-    assert_eq!(names(&unknown), [2, 3, 4], "marks of another life of the store");
+    assert_eq!(names(&unknown), [2, 3, 4], "a cursor of another incarnation reads from the start");
 }
 
 async fn a_full_merge_is_taken_and_nonsense_refused(origin: &Arc<dyn Origin>) {
@@ -469,23 +477,23 @@ async fn a_lease_is_of_one(origin: &Arc<dyn Origin>) {
         answered(async || origin.lease(request).await).await.expect("nothing to refuse")
     };
     let lease = async |holder, for_us| request(holder, for_us, 0).await.is_held;
-    assert!(!lease(1, 0).await, "nobody has it by giving it up");
+    assert!(!lease(1, 0).await, "releasing a lease does not acquire it");
     assert!(lease(1, hour_us).await);
     assert!(!lease(u64::MAX, hour_us).await);
     assert_eq!(
         request(1, hour_us, 700_000).await,
         LeaseReply { is_held: true, lag_us: 700_000 },
-        "who has it keeps it"
+        "the holder keeps the lease"
     );
     let other = request(u64::MAX, hour_us, 9).await;
-    assert_eq!(other, LeaseReply { is_held: false, lag_us: 700_000 }, "only who has it can tell");
-    assert!(!lease(u64::MAX, 0).await, "nobody else gives it up");
+    assert_eq!(other, LeaseReply { is_held: false, lag_us: 700_000 }, "only the holder reports a lag");
+    assert!(!lease(u64::MAX, 0).await, "only the holder releases the lease");
     assert!(!lease(u64::MAX, hour_us).await);
     assert!(!lease(1, 0).await);
     assert!(lease(u64::MAX, 1_000).await);
     let deadline = Instant::now() + TIME_MAX;
     while !lease(1, hour_us).await {
-        assert!(Instant::now() < deadline, "it is over by itself");
+        assert!(Instant::now() < deadline, "the lease expires");
     }
 }
 

@@ -9,10 +9,10 @@ use crate::store::{BlockOrigin, signed};
 const SCOPE: &str = "tidegate.decisions";
 const EVENT: &str = "tidegate.decision";
 
-/// `SEVERITY_NUMBER_INFO`: a denial is what a limit is for.
+/// `SEVERITY_NUMBER_INFO`: a denial is the purpose of a limit, not an error.
 const SEVERITY: u8 = 9;
 
-/// Who sends.
+/// Sender of the records.
 pub(super) struct Resource {
     region: String,
     node: String,
@@ -98,7 +98,7 @@ impl Resource {
                 scope_logs: [ScopeLogs { scope, log_records }],
             }],
         };
-        // Nothing in it can fail: no map has a key that is not a text.
+        // Serialization cannot fail: every map key is text.
         serde_json::to_vec(&request).unwrap_or_default()
     }
 
@@ -152,6 +152,7 @@ impl Resource {
             number("tidegate.remaining", entry.remaining.into()),
             number("tidegate.level", entry.level().into()),
             text("tidegate.source", entry.source),
+            text("tidegate.reason", entry.reason),
             Attribute {
                 key: "tidegate.sample_rate",
                 value: Value::Share(if is_sample { self.sample_rate } else { 1.0 }),
@@ -160,6 +161,9 @@ impl Resource {
         ];
         if !entry.replaced_by.is_empty() {
             attributes.push(text("tidegate.replaced_by", entry.replaced_by));
+        }
+        if let Some(ms) = entry.until_ms {
+            attributes.push(number("tidegate.until_ms", ms));
         }
         if let Some(ms) = entry.retry_ms {
             attributes.push(number("tidegate.retry_ms", ms));
@@ -172,12 +176,12 @@ fn text<'b>(key: &'b str, value: &'b str) -> Attribute<'b> {
     Attribute { key, value: Value::Text(value) }
 }
 
-/// The protocol's numbers have a sign: what is beyond the largest is as good as it.
+/// Returns a number attribute. OTLP numbers are signed, so larger values become the maximum.
 fn number(key: &str, value: u64) -> Attribute<'_> {
     Attribute { key, value: Value::Number(signed(value).to_string()) }
 }
 
-/// How many records a collector says that it did not want; none if it says nothing that makes sense.
+/// Returns the number of records that a collector rejected; 0 if the response is not understood.
 pub(super) fn rejected(answer: &str) -> u64 {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -208,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_collector_did_not_want_is_read() {
+    fn rejected_record_count_is_parsed() {
         for (answer, count) in [
             ("{}", 0),
             ("", 0),

@@ -1,6 +1,7 @@
-//! Records as OTLP logs, sent over HTTP to a collector: batched, tried again, on a thread of its own.
+//! Export of records as OTLP logs over HTTP to a collector: batched, retried, on its own thread.
 //!
-//! Nobody waits for it. What does not fit into its queue, or cannot be delivered, is lost and counted; the store has it.
+//! No other thread waits for it. Records that do not fit into its queue, or cannot be delivered,
+//! are dropped and counted; the store has them.
 
 mod body;
 mod queue;
@@ -25,11 +26,12 @@ const PATH: &str = "/v1/logs";
 /// How long a collector may take for a batch. Longer: patience with a slow one; a stop takes longer while it hangs.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The largest answer that is looked at.
+/// Maximum size of a response that is read, in bytes.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// How often a batch is tried: for some three minutes. More: longer pauses of the collector that lose only what the queue
-/// has no room for; one batch that it never takes holds up the others for longer.
+/// Maximum attempts for a batch, over about three minutes. More: in longer outages of the
+/// collector, only records that exceed the queue are lost; a batch that it never accepts delays the
+/// others for longer.
 const ATTEMPTS_MAX: u32 = 10;
 
 /// The first wait before a batch is tried again; each is twice as long as the one before.
@@ -37,20 +39,21 @@ const BACKOFF_MIN: Duration = Duration::from_millis(500);
 /// The longest.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
-/// How long what is left may take when the log is closed. Longer: less is lost with a slow collector; a stop takes longer.
+/// Time for the remaining records when the log closes, in milliseconds. Longer: fewer are lost with
+/// a slow collector; a stop takes longer.
 const CLOSE_MS_MAX: u64 = 5_000;
 
 /// The most headers of a setting.
 const HEADERS_MAX: usize = 16;
 
-/// Where logs are sent, and what opens it.
+/// Address of a collector, and the headers that authorize requests.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Otlp {
     url: String,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// Without what opens it.
+/// Omits the headers, which may contain secrets.
 impl fmt::Debug for Otlp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Otlp").field("url", &self.url).finish_non_exhaustive()
@@ -62,7 +65,7 @@ impl Otlp {
     pub fn new(url: &str) -> Result<Self, String> {
         let wrong = || format!("{url:?} is not a URL such as http://127.0.0.1:4318");
         let uri: Uri = url.parse().ok().filter(|_| !url.contains('@')).ok_or_else(|| {
-            // Whatever stands before an @ may be a password.
+            // The text before an @ may be a password.
             if url.contains('@') {
                 "has an @: credentials belong in log_otlp_headers".to_owned()
             } else {
@@ -95,7 +98,7 @@ impl Otlp {
     }
 }
 
-/// The thread that sends, for as long as this is kept.
+/// Handle of the sending thread. The thread ends when this is dropped.
 pub(crate) struct OtlpThread {
     queue: Arc<Queue>,
     thread: Option<JoinHandle<()>>,
@@ -133,18 +136,18 @@ impl OtlpThread {
     }
 }
 
-/// Tells what becomes of the records that are to be sent.
+/// Delivery counts of the OTLP export.
 #[derive(Clone, Debug)]
 pub struct Deliveries(Arc<Queue>);
 
 impl Deliveries {
-    /// What became of them until now, but for those that wait.
+    /// Returns the counts so far, without the records that wait.
     pub fn until_now(&self) -> Delivery {
         self.0.delivery()
     }
 }
 
-/// What was taken down until now is sent when this returns, if the collector takes it in time.
+/// Sends the queued records before it returns, if the collector accepts them in time.
 impl Drop for OtlpThread {
     fn drop(&mut self) {
         self.queue.close();
@@ -154,9 +157,9 @@ impl Drop for OtlpThread {
     }
 }
 
-/// Why a batch was not taken.
+/// The reason why a batch was not accepted.
 enum DeliveryError {
-    /// It may be, later: not before so long, if the collector said so.
+    /// A retry may succeed, after the delay that the collector asked for, if any.
     ForNow(String, Option<Duration>),
     /// It never will be.
     ForGood(String),
@@ -170,7 +173,7 @@ struct Sender {
     chance: fastrand::Rng,
     now_ms: NowMs,
     complained_ms: Option<u64>,
-    /// Nothing until the log is closed.
+    /// Deadline of the remaining records; `None` until the log is closed.
     close_by_ms: Option<u64>,
 }
 
@@ -182,7 +185,7 @@ impl Sender {
         }
     }
 
-    /// Whether the log is closed and what was left has had its time.
+    /// Whether the log is closed and the time for the remaining records is over.
     fn is_late(&mut self) -> bool {
         if !self.queue.is_closed() {
             return false;
@@ -191,7 +194,8 @@ impl Sender {
         now_ms >= *self.close_by_ms.get_or_insert(now_ms.saturating_add(CLOSE_MS_MAX))
     }
 
-    /// Sends a batch until it is taken, or there is no point in it; how many of its records were lost.
+    /// Sends a batch until it is accepted or further retries are pointless. Returns the number of
+    /// lost records.
     fn deliver(&mut self, batch: &[u8], records: u64) -> u64 {
         let body = self.resource.body(batch);
         for attempt in 1..=ATTEMPTS_MAX {
@@ -204,7 +208,7 @@ impl Sender {
                 Err(DeliveryError::ForNow(why, asked)) => {
                     self.complain(&why);
                     let wait = asked.unwrap_or_else(|| self.backoff(attempt)).min(BACKOFF_MAX);
-                    // Who is about to stop does not wait for a collector that is gone.
+                    // A server that stops does not wait for an unreachable collector.
                     if attempt == ATTEMPTS_MAX || self.queue.wait_closed(wait) {
                         self.close_by_ms = self.queue.is_closed().then_some(0);
                         return records;
@@ -215,7 +219,8 @@ impl Sender {
         records
     }
 
-    /// Varied by up to a half, so that servers which lost one collector do not come back to it at once.
+    /// Returns the delay before a retry. It varies by up to a half, so that servers do not all
+    /// return to a collector at once.
     fn backoff(&mut self, attempt: u32) -> Duration {
         let whole = BACKOFF_MIN.saturating_mul(1 << (attempt - 1).min(16)).min(BACKOFF_MAX);
         whole.mul_f64(1.0 - self.chance.f64() / 2.0)
@@ -235,22 +240,30 @@ impl Sender {
                 let answer = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
                 Ok(answer.map_or(0, |text| rejected(&text)))
             }
-            // Those that the protocol says are worth another try.
+            // Status codes that the protocol defines as retryable.
             429 | 502 | 503 | 504 => {
                 let after = response.headers().get("retry-after");
                 let after = after.and_then(|after| after.to_str().ok()?.trim().parse().ok());
-                Err(DeliveryError::ForNow(format!("it answered {status}"), after.map(Duration::from_secs)))
+                Err(DeliveryError::ForNow(
+                    format!("the collector answered {status}"),
+                    after.map(Duration::from_secs),
+                ))
             }
-            _ => Err(DeliveryError::ForGood(format!("it answered {status}"))),
+            _ => Err(DeliveryError::ForGood(format!("the collector answered {status}"))),
         }
     }
 
-    /// A collector that is gone stays so for a while: it is told once a minute, and counted always.
+    /// Logs a failure once a minute at most, because an unreachable collector stays so for a while.
+    /// Losses are always counted.
     fn complain(&mut self, why: &str) {
         let now_ms = (self.now_ms)();
         if self.complained_ms.is_none_or(|at_ms| now_ms.abs_diff(at_ms) >= LOOK_EVERY_MS) {
             self.complained_ms = Some(now_ms);
-            tracing::warn!(url = self.to.url, why, "log_otlp: not delivered; what is lost is counted");
+            tracing::warn!(
+                url = self.to.url,
+                why,
+                "log_otlp: delivery failed; lost records are counted in `tidegate_log_otlp_records_total`"
+            );
         }
     }
 }
@@ -280,8 +293,8 @@ mod tests {
         let to = Otlp::new("http://host").expect("a URL");
         for wrong in ["authorization", "a b=hunter2", "x=hunter2\n"] {
             let problem = to.clone().with_headers(wrong).map(drop);
-            let told = format!("{problem:?}");
-            assert!(!told.contains("hunter2"), "{told}");
+            let message = format!("{problem:?}");
+            assert!(!message.contains("hunter2"), "{message}");
         }
         let good = to.with_headers("authorization=Bearer hunter2, x-team=edge=1").expect("headers");
         assert!(!format!("{good:?}").contains("hunter2"), "{good:?}");

@@ -8,7 +8,8 @@ use std::time::Duration;
 use crate::entry::{RecordContext, RecordKind};
 use crate::layout::{put_again, put_setting};
 
-/// What waits at most. Higher: longer pauses of the collector that lose nothing; more memory while it pauses.
+/// Maximum size of the waiting records, in bytes. Higher: longer pauses of the collector lose
+/// nothing; more memory during a pause.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
 
 /// The part of it, in quarters, that samples and denials in shadow may fill. The rest is for denials.
@@ -56,7 +57,7 @@ pub(crate) struct Queue {
     dropped: AtomicU64,
 }
 
-/// What became of the records that were to be sent until now.
+/// Numbers of records sent and dropped so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
     /// The collector has them.
@@ -66,7 +67,8 @@ pub struct Delivery {
 }
 
 impl Queue {
-    /// Adds a record, with its setting beside it, if there is room. Whoever adds some tells of them with [`Queue::notify`].
+    /// Adds a record with its setting, if there is room. The caller wakes the sender afterwards
+    /// with [`Queue::notify`].
     pub(crate) fn push(&self, kind: RecordKind, setting: &RecordContext<'_>, frame: &[u8]) {
         let mut waiting = self.lock();
         if waiting.batches.back().is_none_or(|batch| batch.records == BATCH_RECORDS) {
@@ -85,12 +87,12 @@ impl Queue {
         }
     }
 
-    /// Wakes whoever sends.
+    /// Wakes the sending thread.
     pub(crate) fn notify(&self) {
         self.changed.notify_one();
     }
 
-    /// The next batch, once there is one; nothing when there will be none.
+    /// Waits for the next batch; `None` once the queue is closed and empty.
     pub(super) fn next(&self) -> Option<Batch> {
         let is_idle = |waiting: &mut QueueState| waiting.batches.is_empty() && !waiting.is_closed;
         let waiting = self.changed.wait_while(self.lock(), is_idle);
@@ -108,7 +110,7 @@ impl Queue {
         waiting.is_closed
     }
 
-    /// Nothing is added any more.
+    /// Closes the queue. The log adds no record afterwards.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_one();
@@ -127,7 +129,7 @@ impl Queue {
         Delivery { sent: self.sent.load(Ordering::Relaxed), dropped: self.dropped.load(Ordering::Relaxed) }
     }
 
-    /// Batches are whole between any two records, also after a panic.
+    /// Locks the queue. Batches are consistent between any two records, also after a panic.
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,7 +170,7 @@ mod tests {
             taken += batch.records;
         }
         assert_eq!(taken, samples + denials);
-        // What was taken makes room again.
+        // A taken batch frees its room.
         queue.push(RecordKind::Sample, &setting, &frame);
         assert_eq!(queue.next().map(|batch| batch.records), Some(1));
     }

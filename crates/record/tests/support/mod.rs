@@ -1,4 +1,4 @@
-//! What the tests of the log share.
+//! Helpers of the log's tests.
 
 #![allow(unreachable_pub, reason = "a module of test programs")]
 
@@ -7,7 +7,7 @@ use tidegate_record::{DecisionEntry, LimitTerms, RecordVerdict};
 /// 2026-11-16 14:32:17 UTC.
 pub const NOW_MS: u64 = 1_794_839_537_000;
 
-/// A denial, of which everything is known.
+/// A denial with all fields set.
 pub fn denied(key: &str, at_ms: u64) -> DecisionEntry<'_> {
     DecisionEntry {
         at_ms,
@@ -24,5 +24,7 @@ pub fn denied(key: &str, at_ms: u64) -> DecisionEntry<'_> {
         remaining: 1,
         retry_ms: Some(600),
         source: "regional",
+        reason: "block",
+        until_ms: Some(NOW_MS + 3_600_000),
     }
 }

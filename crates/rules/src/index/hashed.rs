@@ -4,9 +4,10 @@ use super::pages::{LINE_BYTES, Pages};
 
 /// Items of a line. Those that find no room in theirs lie in the next.
 const ITEMS_PER_LINE: usize = LINE_BYTES / ITEM_BYTES;
-/// Items of a line on average. Higher: fewer bytes for each item, more of them in another line than their own.
+/// Items of a line on average. Higher: fewer bytes for each item, more of them in another line than
+/// their own.
 const ITEMS_PER_LINE_MEAN: usize = 6;
-const _: () = assert!(ITEMS_PER_LINE_MEAN < ITEMS_PER_LINE, "every search has to come to an end");
+const _: () = assert!(ITEMS_PER_LINE_MEAN < ITEMS_PER_LINE, "a free slot ends every search");
 
 /// Bytes of an item: the low half of the hash, which the choice of the line does not imply, and the
 /// number.
@@ -74,7 +75,7 @@ fn line(hash: u64, lines: usize) -> usize {
     usize::try_from(scaled >> u64::BITS).unwrap_or_default()
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the other half is wanted elsewhere")]
+#[expect(clippy::cast_possible_truncation, reason = "the caller uses the other half")]
 fn low(both: u64) -> u32 {
     both as u32
 }

@@ -130,7 +130,7 @@ mod tests {
     proptest! {
         /// A search finds every text that a value begins or ends with, and no other.
         #[test]
-        fn a_search_finds_what_a_scan_finds(
+        fn search_matches_a_scan(
             texts in prop::collection::vec("[ab]{0,4}", 0..12),
             value in "[ab]{0,6}",
         ) {

@@ -47,7 +47,8 @@ pub(crate) struct RuleIndex {
     worst: WorstScan,
 }
 
-/// The rules for everyone, or of one tenant, that a request looks at if it has the worst value of every dimension.
+/// The rules for everyone, or of one tenant, that a request looks at if it has the worst value of
+/// every dimension.
 #[derive(Debug, Default)]
 pub(crate) struct WorstScan {
     /// Tenant of the rules; `None` if they are for every tenant.
@@ -169,7 +170,8 @@ impl RuleIndex {
         }
     }
 
-    /// The rules that may apply to a request, in order, each once. Some of them may be another tenant's.
+    /// The rules that may apply to a request, in order, each once. Some of them may be another
+    /// tenant's.
     pub(crate) fn candidates(&self, tenant: &str, request: &Dimensions<'_>) -> Candidates {
         let mut found = Candidates::new();
         for (dimension, value) in request.pairs() {
@@ -206,7 +208,8 @@ impl RuleIndex {
         });
     }
 
-    /// Every rule that is for requests of `tenant`: those for everyone, then its own, each in order.
+    /// Every rule that is for requests of `tenant`: those for everyone, then its own, each in
+    /// order.
     pub(crate) fn positions(&self, tenant: &str) -> impl Iterator<Item = usize> {
         let own = self.own.get(tenant).map(|own| &**own).unwrap_or_default();
         self.everyone.iter().chain(own).map(|at| *at as usize)

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_is_there() {
+    fn pages_contain_their_input() {
         for length in [0, 1, MAPPED_BYTES_MIN, HUGE_PAGE_BYTES - 1, HUGE_PAGE_BYTES, 2 * HUGE_PAGE_BYTES + 77]
         {
             let bytes: Vec<u8> = (0..251).cycle().take(length).collect();

@@ -1,4 +1,5 @@
-//! The overrides of one tenant in memory: found without a lock, listed in order, changed one at a time.
+//! The overrides of one tenant in memory: found without a lock, listed in order, changed one at a
+//! time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -11,7 +12,8 @@ use arc_swap::ArcSwap;
 
 use super::{OVERRIDES_MAX, Override, WILDCARDS_MAX};
 
-/// Parts that are replaced as one. Higher: less to copy for each change, more memory for each tenant with overrides.
+/// Parts that are replaced as one. Higher: less to copy for each change, more memory for each
+/// tenant with overrides.
 const PARTS: usize = 256;
 
 /// By namespace, then by identifier.
@@ -52,10 +54,10 @@ pub enum OverridesFull {
 impl fmt::Display for OverridesFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tenant => write!(f, "overrides: there are {OVERRIDES_MAX} already, the most there may be"),
+            Self::Tenant => write!(f, "overrides: the maximum of {OVERRIDES_MAX} is reached: delete one"),
             Self::Wildcards => write!(
                 f,
-                "overrides: the namespace has {WILDCARDS_MAX} with a `*` already, the most there may be"
+                "overrides: the namespace has reached the maximum of {WILDCARDS_MAX} with a `*`: delete one"
             ),
         }
     }
@@ -75,7 +77,8 @@ impl OverrideIndex {
         self.len() == 0
     }
 
-    /// The override that applies to `identifier`: its own, or the most specific wildcard that matches it.
+    /// The override that applies to `identifier`: its own, or the most specific wildcard that
+    /// matches it.
     #[inline]
     pub fn applying(&self, namespace: &str, identifier: &str) -> Option<Arc<Override>> {
         if self.is_empty() {
@@ -94,7 +97,8 @@ impl OverrideIndex {
         }
     }
 
-    /// At most `most` overrides of a namespace, in the order of their patterns, from the one that follows `after`.
+    /// At most `most` overrides of a namespace, in the order of their patterns, from the one that
+    /// follows `after`.
     pub fn list(&self, namespace: &str, after: Option<&str>, most: usize) -> Vec<Arc<Override>> {
         // No pattern is empty.
         let after = Bound::Excluded(after.unwrap_or_default());
@@ -103,7 +107,8 @@ impl OverrideIndex {
         patterns.range::<str, _>((after, Bound::Unbounded)).take(most).map(|(_, of)| Arc::clone(of)).collect()
     }
 
-    /// Whether there is room for an override with this pattern; there always is in place of one that it replaces.
+    /// Whether there is room for an override with this pattern; there always is in place of one
+    /// that it replaces.
     pub fn room_for(&self, namespace: &str, pattern: &str) -> Result<(), OverridesFull> {
         if self.get(namespace, pattern).is_some() {
             return Ok(());

@@ -14,6 +14,7 @@ use sqlx::{ConnectOptions, Connection, Row, SqlSafeStr};
 
 use super::Override;
 use crate::pattern::Pattern;
+use crate::private_files;
 
 /// The name of the file in the data folder.
 const FILE_NAME: &str = "tidegate.db";
@@ -57,7 +58,12 @@ impl fmt::Display for OverrideStoreError {
         match self {
             Self::Folder(folder, error) => write!(f, "data_dir: {}: {error}", folder.display()),
             Self::InUse(file) => {
-                write!(f, "data_dir: {} is in use: each server needs a folder of its own", file.display())
+                let folder = file.parent().unwrap_or(file).display();
+                write!(
+                    f,
+                    "data_dir: {folder} is in use by another server: start this one with a folder of its \
+                     own, --data-dir DIR"
+                )
             }
             Self::Unusable(file, error) => write!(f, "data_dir: {}: {error}", file.display()),
             Self::Schema(error) => write!(f, "data_dir: {error}"),
@@ -82,9 +88,10 @@ impl OverrideStore {
         let Some(folder) = folder else {
             return Self::connect(SqliteConnectOptions::new().in_memory(true)).await;
         };
-        std::fs::create_dir_all(folder)
-            .map_err(|error| OverrideStoreError::Folder(folder.to_owned(), error))?;
         let file = folder.join(FILE_NAME);
+        private_files::create_folder(folder)
+            .and_then(|()| private_files::create_if_missing(&file))
+            .map_err(|error| OverrideStoreError::Folder(folder.to_owned(), error))?;
         let options = SqliteConnectOptions::new()
             .filename(&file)
             .create_if_missing(true)
@@ -117,11 +124,10 @@ impl OverrideStore {
         now_ms: u64,
     ) -> Result<String, OverrideStoreError> {
         let query = sqlx::query(
-            "INSERT INTO overrides (id, tenant, namespace, identifier, amount, duration_ms, created_ms, updated_ms) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7) \
-             ON CONFLICT (tenant, namespace, identifier) DO UPDATE SET \
-             amount = excluded.amount, duration_ms = excluded.duration_ms, updated_ms = excluded.updated_ms \
-             RETURNING id",
+            "INSERT INTO overrides (id, tenant, namespace, identifier, amount, duration_ms, created_ms, \
+             updated_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7) ON CONFLICT (tenant, namespace, identifier) \
+             DO UPDATE SET amount = excluded.amount, duration_ms = excluded.duration_ms, updated_ms = \
+             excluded.updated_ms RETURNING id",
         );
         let row = query
             .bind(new.id.as_str())
@@ -217,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_set_is_found_by_the_next_one_to_open() {
+    async fn stored_overrides_are_loaded_after_reopening() {
         let folder = tempfile::tempdir().expect("a folder");
         let inner = folder.path().join("made");
         let mut store = OverrideStore::open(Some(&inner)).await.expect("opens");
@@ -238,16 +244,15 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let first = OverrideStore::open(Some(folder.path())).await.expect("opens");
         let second = OverrideStore::open(Some(folder.path())).await.expect_err("in use");
-        assert!(
-            second.to_string().ends_with("tidegate.db is in use: each server needs a folder of its own"),
-            "{second}"
-        );
+        let (named, second) = (folder.path().display(), second.to_string());
+        assert!(second.starts_with(&format!("data_dir: {named} is in use by another server")), "{second}");
+        assert!(second.ends_with("--data-dir DIR"), "{second}");
         first.close().await.expect("closes");
         OverrideStore::open(Some(folder.path())).await.expect("free again");
     }
 
     #[tokio::test]
-    async fn deleting_says_whether_there_was_one() {
+    async fn delete_returns_whether_the_override_existed() {
         let mut store = OverrideStore::open(None).await.expect("in memory");
         store.set("t", &of("a", 1), 1).await.expect("sets");
         assert!(!store.delete("u", "n", "a").await.expect("another tenant's"));

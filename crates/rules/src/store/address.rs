@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_not_repeated() {
+    fn invalid_address_is_not_echoed_in_its_error() {
         for text in [
             "",
             "rules.toml",

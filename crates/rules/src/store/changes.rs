@@ -24,15 +24,23 @@ pub const HISTORY_MAX: u64 = 100;
 /// proposals, until a change is approved or rejected. Authors may also reject their changes.
 pub const WAITING_MAX: u64 = 100;
 
-/// How many rows one statement is about. More: fewer statements, each longer; each row has up to five values, of
-/// which `SQLite` takes 32,766.
+/// How many rows one statement is about. More: fewer statements, each longer; each row has up to
+/// five values, of which `SQLite` takes 32,766.
 const ROWS_AT_ONCE: usize = 500;
 
-const CHANGE: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, effect, \
-     undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id = $1";
+const CHANGE: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, \
+    effect, undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id = $1";
 
-const HISTORY: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, effect, \
-     undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id < $1 ORDER BY id DESC LIMIT $2";
+const HISTORY: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, \
+    effect, undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id < $1 ORDER BY id DESC \
+    LIMIT $2";
+
+/// The last applied change of an author, among the latest 1,000 changes: the query does not scan
+/// all changes ever made.
+const LAST_APPLIED_BY: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, \
+    operation_count, effect, undoes, approver, approved_ms, revision FROM tidegate_changes WHERE author = $1 \
+    AND revision IS NOT NULL AND id > (SELECT COALESCE(MAX(id), 0) FROM tidegate_changes) - 1000 ORDER BY id \
+    DESC LIMIT 1";
 
 /// Same condition as its index, so that the query does not scan all changes ever made.
 const WAITING: &str = "SELECT COUNT(*) FROM tidegate_changes WHERE state = 'waiting'";
@@ -116,8 +124,8 @@ impl Store {
             return Err(StoreError::State(id, state));
         }
         writing.check_room_to_wait().await?;
-        let wait = "UPDATE tidegate_changes SET state = $2, needs = $3, effect = $4, approver = NULL, approved_ms = NULL \
-             WHERE id = $1";
+        let wait = "UPDATE tidegate_changes SET state = $2, needs = $3, effect = $4, approver = NULL, \
+            approved_ms = NULL WHERE id = $1";
         let (state, needs) =
             (Value::Text(ChangeState::Waiting.word()), Value::Text(ChangeNeeds::Approver.word()));
         writing.transaction.execute(wait, &[Value::Number(id), state, needs, Value::Text(effect)]).await?;
@@ -148,10 +156,16 @@ impl Store {
         operations(&mut self.database.read().await?, id).await
     }
 
-    /// The latest changes, or those before one, the latest first, and no more than [`HISTORY_MAX`] of them.
+    /// The latest changes, or those before one, the latest first, and no more than [`HISTORY_MAX`]
+    /// of them.
     pub async fn history(&self, limit: u64, before: Option<u64>) -> Result<Vec<Change>, StoreError> {
         let values = [Value::Number(before.unwrap_or(u64::MAX)), Value::Number(limit.min(HISTORY_MAX))];
         self.database.read().await?.all(HISTORY, &values, read_change).await
+    }
+
+    /// Returns the last change of an author that was applied, if it is among the latest 1,000.
+    pub async fn last_applied_by(&self, author: &str) -> Result<Option<Change>, StoreError> {
+        self.database.read().await?.one(LAST_APPLIED_BY, &[Value::Text(author)], read_change).await
     }
 
     pub(super) async fn commit_change(
@@ -184,8 +198,9 @@ impl WriteTransaction<'_> {
         let id = self.change_count;
         let operations = serde_json::to_string(&proposal.operations)?;
         let undoes = serde_json::to_string(&proposal.undoes)?;
-        let insert = "INSERT INTO tidegate_changes (id, state, needs, base_revision, author, reason, created_ms, \
-             operation_count, operations, effect, undoes) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+        let insert = "INSERT INTO tidegate_changes (id, state, needs, base_revision, author, reason, \
+            created_ms, operation_count, operations, effect, undoes) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, \
+            $9, $10, $11)";
         let values = [
             Value::Number(id),
             Value::Text(state.word()),
@@ -378,8 +393,9 @@ async fn write_rows(
 ) -> Result<(), StoreError> {
     for some in operations.chunks(ROWS_AT_ONCE) {
         let sql = format!(
-            "INSERT INTO tidegate_rows (kind, name, body, version, revision) VALUES {} ON CONFLICT (kind, name) \
-             DO UPDATE SET body = excluded.body, version = excluded.version, revision = excluded.revision",
+            "INSERT INTO tidegate_rows (kind, name, body, version, revision) VALUES {} ON CONFLICT (kind, \
+             name) DO UPDATE SET body = excluded.body, version = excluded.version, revision = \
+             excluded.revision",
             places(some.len(), 5)
         );
         let mut values = Vec::with_capacity(some.len() * 5);
@@ -435,7 +451,7 @@ fn no_change(id: u64) -> StoreError {
 
 fn read_change(cells: &Cells<'_>) -> Result<Change, StoreError> {
     let (id, state, needs) = (cells.number(0)?, cells.text(1)?, cells.text(2)?);
-    let (Some(state), Some(needs)) = (ChangeState::of_word(state), ChangeNeeds::of_word(needs)) else {
+    let (Some(state), Some(needs)) = (ChangeState::parse_name(state), ChangeNeeds::parse_name(needs)) else {
         return Err(StoreError::Foreign(format!("change {id} that is {state:?} and needs {needs:?}")));
     };
     Ok(Change {

@@ -8,8 +8,8 @@ use super::{Attribution, Store, StoreError};
 use crate::audit::is_hash;
 use crate::change::{Change, InvalidInput, check_name};
 
-/// The most credentials of a store. Higher: more people and programs; all of them are in the memory of every server, and read
-/// whenever one of them changes.
+/// The most credentials of a store. Higher: more people and programs; all of them are in the memory
+/// of every server, and read whenever one of them changes.
 pub const CREDENTIALS_MAX: usize = 10_000;
 
 /// Maximum credentials of one page.
@@ -37,7 +37,8 @@ pub struct Credential {
 }
 
 impl Store {
-    /// Keeps a credential in place of the one with its hash, if there is room. Those that have expired are removed first.
+    /// Keeps a credential in place of the one with its hash, if there is room. Those that have
+    /// expired are removed first.
     pub async fn put_credential(&self, new: &Credential, act: Attribution<'_>) -> Result<(), StoreError> {
         new.check()?;
         let mut writing = self.begin(act).await?;
@@ -95,6 +96,16 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Returns the names that cannot approve a change of `author`: the makers of its credential,
+    /// and the names of credentials that it made.
+    pub async fn related_to(&self, author: &str) -> Result<Vec<String>, StoreError> {
+        let related = "SELECT made_by FROM tidegate_makers WHERE name = $1 \
+             UNION SELECT name FROM tidegate_makers WHERE made_by = $1";
+        self.database.read().await?.all(related, &[Value::Text(author)], |cells| cells.owned(0)).await
+    }
+}
+
 impl WriteTransaction<'_> {
     /// Removes expired credentials, the earliest first. They authorize nothing, and would take up
     /// room for ever.
@@ -106,9 +117,9 @@ impl WriteTransaction<'_> {
         let mut removed = self.transaction.all(remove, &values, named).await?;
         removed.sort_unstable();
         if !removed.is_empty() {
-            let told: Vec<_> =
+            let expired: Vec<_> =
                 removed.iter().map(|(hash, name)| json!({ "hash": hash, "name": name })).collect();
-            self.note("credential.expire", &json!({ "credentials": told })).await?;
+            self.note("credential.expire", &json!({ "credentials": expired })).await?;
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! `SQLite` and `PostgreSQL` behind one face: the same statements, with `$1` for the first value, on either.
+//! `SQLite` and `PostgreSQL` behind one face: the same statements, with `$1` for the first value,
+//! on either.
 
 use std::fmt;
 use std::path::Path;
@@ -14,6 +15,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Error, Postgres, Row as _, SqlS
 
 use super::StoreError;
 use super::address::{Address, StoreLocation};
+use crate::private_files;
 
 /// Maximum wait for a connection, and for other changes to end. Longer: tolerates a busy or
 /// restarting store, but reports an unreachable store later.
@@ -167,7 +169,7 @@ impl Database {
         let options = pool.connect_options();
         let reason = match tokio::time::timeout(WAIT_MAX, PgConnection::connect_with(&options)).await {
             Ok(Err(reason)) => reason.to_string(),
-            Ok(Ok(_)) => "all connections are in use".to_owned(),
+            Ok(Ok(_)) => "all connections to the store are in use".to_owned(),
             Err(_) => "it does not answer".to_owned(),
         };
         StoreError::Unreachable(format!("{reason}, tried for {} s", WAIT_MAX.as_secs()))
@@ -195,6 +197,7 @@ pub(super) fn postgres_pool(options: &PgConnectOptions, connections_max: u32) ->
 }
 
 async fn file_pool(file: &Path, connections_max: u32) -> Result<SqlitePool, Error> {
+    private_files::create_if_missing(file)?;
     let options = SqliteConnectOptions::new()
         .filename(file)
         .create_if_missing(true)

@@ -172,13 +172,17 @@ impl fmt::Display for StoreError {
             Self::Unreachable(why) => write!(f, "rules: the store cannot be reached: {why}"),
             Self::Busy => f.write_str("rules: the store is busy with other changes: try again"),
             Self::Schema(error) => write!(f, "rules: the store's schema: {error}"),
-            Self::Foreign(what) => {
-                write!(f, "rules: the store holds {what}, which this version does not write")
+            Self::Foreign(object) => {
+                write!(
+                    f,
+                    "rules: the store contains {object}, which this version does not support: upgrade this \
+                     node"
+                )
             }
             Self::Audit(found) => found.fmt(f),
             Self::Database(error) => write!(f, "rules: the store failed: {error}"),
             Self::Invalid(problem) => problem.fmt(f),
-            Self::NotThere(what) => write!(f, "there is no {what}"),
+            Self::NotThere(object) => write!(f, "there is no {object}"),
             Self::Conflict(rows) => {
                 let row = |row: &RowConflict| {
                     format!("{} {:?} (revision {})", kind_name(row.kind), row.name, row.revision)
@@ -187,42 +191,44 @@ impl fmt::Display for StoreError {
             }
             Self::Missing(rows) => {
                 let row = |row: &(RowKind, String)| format!("{} {:?}", kind_name(row.0), row.1);
-                write!(f, "cannot delete what does not exist: {}", listed(rows, row))
+                write!(f, "cannot delete rows that do not exist: {}", listed(rows, row))
             }
             Self::TooManyEmergencies => {
-                write!(f, "emergencies: there are {EMERGENCIES_MAX}, as many as may be: end one")
+                write!(f, "emergencies: the maximum of {EMERGENCIES_MAX} is reached: end one")
             }
             Self::TooManyCredentials => {
-                write!(f, "credentials: there are {CREDENTIALS_MAX}, as many as may be: revoke one")
+                write!(f, "credentials: the maximum of {CREDENTIALS_MAX} is reached: revoke one")
             }
             Self::TooManyWaiting => write!(
                 f,
-                "changes: {WAITING_MAX} wait for an approver, as many as may: approve or reject one"
+                "changes: the maximum of {WAITING_MAX} waiting changes is reached: approve or reject one"
             ),
             Self::InEmergency(rules) => {
                 let rule = |(rule, id): &(String, String)| format!("rule {rule:?} (emergency {id:?})");
                 write!(
                     f,
-                    "an emergency is about what is to be deleted: end it first: {}",
+                    "cannot delete rules with an active emergency, end it first: {}",
                     listed(rules, rule)
                 )
             }
             Self::Moved { checked, now } => write!(
                 f,
-                "conflict: checked against revision {} (emergencies {}), and the latest is {} (emergencies {}): plan it again",
+                "conflict: planned against revision {} (emergencies {}), but the latest is {} (emergencies \
+                 {}): plan the change again",
                 checked.revision, checked.emergency_revision, now.revision, now.emergency_revision
             ),
             Self::Ahead { base_revision, revision } => {
                 write!(f, "base_revision: {base_revision} is outside 0 to {revision}, the latest revision")
             }
             Self::Needs(id, ChangeNeeds::Approver) => {
-                write!(f, "change {id} needs the approval of somebody other than its author")
+                write!(f, "change {id} needs the approval of another person than its author")
             }
             Self::Needs(id, needs) => write!(f, "change {id} needs a {needs}"),
             Self::OwnApproval(id) => write!(f, "change {id} cannot be approved by its author"),
             Self::RelatedApproval(id) => write!(
                 f,
-                "change {id} cannot be approved by whoever made its author's credential, or has theirs from its author"
+                "change {id} cannot be approved by this actor: one of approver and author created the \
+                 credential of the other"
             ),
             Self::LaterApproval(id) => {
                 write!(
@@ -231,7 +237,7 @@ impl fmt::Display for StoreError {
                 )
             }
             Self::State(id, state) => write!(f, "change {id} is {state}"),
-            Self::NothingToRestore => f.write_str("nothing to roll back: all is as it was"),
+            Self::NothingToRestore => f.write_str("nothing to roll back: every row is unchanged"),
         }
     }
 }
@@ -331,7 +337,7 @@ mod tests {
     use crate::rows::EmergencyRow;
 
     #[tokio::test]
-    async fn an_emergency_waits_for_nobody_who_reads() {
+    async fn emergency_does_not_wait_for_readers() {
         let folder = tempfile::tempdir().expect("a folder");
         let address = format!("sqlite:{}", folder.path().join("rules.db").display());
         let store = Store::open(&address.parse().expect("an address")).await.expect("opens");

@@ -23,11 +23,11 @@ pub enum Rollback {
 impl Store {
     /// Returns the change that performs a rollback, to be inspected, applied, or proposed with the
     /// required consent.
-    pub async fn restoring(&self, what: Rollback, reason: &str) -> Result<Proposal, StoreError> {
+    pub async fn restoring(&self, rollback: Rollback, reason: &str) -> Result<Proposal, StoreError> {
         let mut reading = self.database.read().await?;
         let select = "SELECT revision FROM tidegate_heads";
         let revision = reading.one(select, &[], |cells| cells.number(0)).await?;
-        restoring(&mut reading, revision.unwrap_or(0), what, reason).await
+        restoring(&mut reading, revision.unwrap_or(0), rollback, reason).await
     }
 }
 
@@ -35,10 +35,10 @@ impl Store {
 async fn restoring(
     transaction: &mut Transaction,
     revision: u64,
-    what: Rollback,
+    rollback: Rollback,
     reason: &str,
 ) -> Result<Proposal, StoreError> {
-    let (base_revision, undone) = match what {
+    let (base_revision, undone) = match rollback {
         Rollback::Change(id) => {
             let change = change(transaction, id).await?;
             let (ChangeState::Applied, Some(applied)) = (change.state, change.revision) else {

@@ -38,12 +38,12 @@ impl Store {
         read: impl AsyncFnOnce(&Self) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (store, runtime) = (self.clone(), Handle::current());
-        let (waiting, nobody_waits) = oneshot::channel::<()>();
+        let (waiting, caller_stopped) = oneshot::channel::<()>();
         let reading = tokio::task::spawn_blocking(move || {
             runtime.block_on(async {
-                match select(pin!(read(&store)), nobody_waits).await {
+                match select(pin!(read(&store)), caller_stopped).await {
                     Either::Left((read, _)) => read,
-                    Either::Right(_) => Err(not_read("nobody waits for it")),
+                    Either::Right(_) => Err(not_read("the caller no longer waits")),
                 }
             })
         });

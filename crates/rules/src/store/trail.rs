@@ -5,7 +5,8 @@ use super::write_transaction::no_heads;
 use super::{Store, StoreError};
 use crate::audit::{AuditEntry, ChainBreak, Checkpoint, Verifier};
 
-/// How many entries one page of the audit has at most. Higher: fewer questions to the database, more memory.
+/// How many entries one page of the audit has at most. Higher: fewer questions to the database,
+/// more memory.
 pub const AUDIT_PAGE_MAX: u64 = 1_000;
 
 /// An entry as it lies there: or, if it cannot be read any more, its number, as far as that can.
@@ -16,8 +17,8 @@ const PAGE: &str = "SELECT sequence, at_ms, actor, action, detail, previous, has
      WHERE sequence > $1 ORDER BY sequence LIMIT $2";
 
 impl Store {
-    /// The entries after the one with a number, in order, and no more than [`AUDIT_PAGE_MAX`] of them. One that cannot be
-    /// read is named.
+    /// The entries after the one with a number, in order, and no more than [`AUDIT_PAGE_MAX`] of
+    /// them. One that cannot be read is named.
     pub async fn audit(&self, after: u64, limit: u64) -> Result<Vec<AuditEntry>, StoreError> {
         Ok(self.audit_and_end(after, limit).await?.0)
     }

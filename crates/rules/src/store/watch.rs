@@ -235,7 +235,7 @@ impl RevisionKind {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "no condition to wait for: a store is not asked too often")]
+#[expect(clippy::disallowed_methods, reason = "a delay between attempts: there is no condition to wait for")]
 async fn pause(backoff: &mut Backoff) {
     tokio::time::sleep(backoff.after_failure()).await;
 }
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_says_which_head_moved_and_where() {
+    fn notification_names_its_revision_kind_and_number() {
         for head in RevisionKind::ALL {
             assert_eq!(RevisionKind::read(&head.message(7)), Some((head, 7)));
         }

@@ -11,8 +11,8 @@ use crate::change::{InvalidInput, check_name};
 const LOCK: &str = "UPDATE tidegate_heads SET id = id RETURNING \
      revision, emergency_revision, credential_revision, change_count, audit_count, audit_hash";
 
-const UNLOCK: &str = "UPDATE tidegate_heads SET revision = $1, emergency_revision = $2, credential_revision = $3, \
-     change_count = $4, audit_count = $5, audit_hash = $6";
+const UNLOCK: &str = "UPDATE tidegate_heads SET revision = $1, emergency_revision = $2, credential_revision \
+    = $3, change_count = $4, audit_count = $5, audit_hash = $6";
 
 pub(super) struct WriteTransaction<'a> {
     pub(super) transaction: Transaction,

@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 
+mod actors;
 mod suite;
 
 use std::time::Duration;
@@ -11,8 +12,8 @@ use suite::{TestDatabase, apply, by, proposal, put, wait_for_heads};
 use tidegate_rules::store::{Address, CHANNEL, Signal, Store, StoreError, StoreRevisions};
 use tidegate_testkit::{Postgres, Proxy, START_TIME_MAX, Traffic};
 
-/// Every case of the suite: each a test of its own on `SQLite`, and all in turn on one `PostgreSQL`, which takes a
-/// second to make.
+/// Every case of the suite: each a test of its own on `SQLite`, and all in turn on one
+/// `PostgreSQL`, which takes a second to make.
 macro_rules! on_both {
     ($($case:ident,)*) => {
         mod sqlite {
@@ -37,27 +38,54 @@ macro_rules! on_both {
     };
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn actors_are_found_on_both_databases() {
+    let (postgres, folder) = (Postgres::start(), tempfile::tempdir().expect("a folder"));
+    let file = |name: &str| TestDatabase { url: format!("sqlite:{}", folder.path().join(name).display()) };
+    actors::last_applied_change_of_an_author_is_found(&file("changes.db")).await;
+    actors::last_applied_change_of_an_author_is_found(&test_database(&postgres, "changes").await).await;
+    actors::related_actors_are_makers_and_made(&file("actors.db")).await;
+    actors::related_actors_are_makers_and_made(&test_database(&postgres, "actors").await).await;
+}
+
+#[tokio::test]
+async fn files_of_a_store_are_private() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
+    let store = TestDatabase { url }.store().await;
+    apply(&store, vec![put("a", 1)]).await;
+    let entries = std::fs::read_dir(folder.path()).expect("a folder");
+    let modes: Vec<(String, u32)> = entries
+        .map(|entry| entry.expect("an entry"))
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.metadata().expect("known")))
+        .map(|(name, metadata)| (name, metadata.permissions().mode() & 0o777))
+        .collect();
+    assert!(modes.iter().any(|(name, _)| name.ends_with("-wal")), "{modes:?}");
+    assert!(modes.iter().all(|(_, mode)| *mode == 0o600), "{modes:?}");
+}
+
 on_both! {
-    what_is_put_is_loaded_by_another,
+    applied_rows_are_loaded_by_another_connection,
     versions_are_raised_row_by_row_and_never_used_again,
     a_row_that_changed_in_the_meantime_is_a_conflict,
     a_change_happens_whole_or_not_at_all,
     the_largest_change_goes_through,
-    what_needs_an_approver_waits_for_somebody_else,
-    what_was_approved_waits_again_if_it_does_something_else_by_now,
+    change_needing_approval_waits_for_another_actor,
+    approved_change_with_a_new_effect_waits_again,
     there_is_a_most_of_changes_that_wait,
     the_tables_refuse_an_approval_of_ones_own,
-    whoever_may_be_the_author_by_another_credential_does_not_approve,
-    a_store_that_somebody_holds_is_busy_and_can_be_read,
-    what_needs_a_confirmation_is_not_applied_without,
-    what_is_rejected_never_applies,
-    a_rollback_restores_what_was_there,
+    credential_related_to_the_author_cannot_approve,
+    locked_store_is_busy_and_readable,
+    change_needing_confirmation_is_not_applied_without_it,
+    rejected_change_is_never_applied,
+    rollback_restores_earlier_rows,
     a_rollback_of_one_change_minds_later_ones,
-    a_change_can_be_undone_when_what_came_after_it_was,
+    change_is_rolled_back_after_later_changes_are,
     a_rollback_to_a_revision_undoes_all_after_it,
     a_rollback_can_be_proposed_like_any_change,
-    history_is_told_page_by_page,
-    a_change_that_was_checked_against_another_book_is_planned_again,
+    history_is_paged,
+    change_checked_against_an_old_revision_is_a_conflict,
     a_rule_in_an_emergency_is_not_deleted,
     emergencies_have_a_way_of_their_own,
     an_emergency_fits_its_rule_as_it_is_at_that_moment,
@@ -66,7 +94,7 @@ on_both! {
     credentials_are_known_by_their_hash_only,
     there_is_a_most_of_credentials_and_expired_ones_make_room,
     writers_at_once_are_applied_one_after_the_other,
-    those_who_watch_are_told,
+    watchers_are_notified_of_changes,
     tampering_with_the_tables_is_found,
     an_export_of_the_audit_holds_elsewhere,
     a_schema_of_a_later_version_is_refused,
@@ -110,7 +138,7 @@ async fn a_file_that_is_no_store_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_postgres_is_told_clearly_and_works_again_when_it_is_back() {
+async fn killed_postgres_is_reported_and_recovers() {
     let mut postgres = Postgres::start();
     let test_database = test_database(&postgres, "rules").await;
     let store = test_database.store().await;
@@ -122,7 +150,7 @@ async fn a_killed_postgres_is_told_clearly_and_works_again_when_it_is_back() {
     assert!(matches!(error, StoreError::Unreachable(_)), "{error:?}");
     assert!(error.to_string().starts_with("rules: the store cannot be reached: "), "{error}");
     let lost = async { while !matches!(watch.next().await, Signal::Lost(_)) {} };
-    tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is told");
+    tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is notified");
     let error =
         Store::open(&test_database.url.parse().expect("an address")).await.expect_err("killed").to_string();
     assert!(error.contains("refused") && !error.contains("secret"), "{error}");
@@ -134,7 +162,7 @@ async fn a_killed_postgres_is_told_clearly_and_works_again_when_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_listener_that_is_cut_off_hears_of_what_it_missed() {
+async fn disconnected_listener_catches_up_with_missed_changes() {
     let postgres = Postgres::start();
     let test_database = test_database(&postgres, "rules").await;
     let (store, writer) = (test_database.store().await, test_database.store().await);
@@ -149,7 +177,7 @@ async fn a_listener_that_is_cut_off_hears_of_what_it_missed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_tells_those_who_do_not_look() {
+async fn postgres_notifies_watchers_that_do_not_poll() {
     let postgres = Postgres::start();
     let test_database = test_database(&postgres, "rules").await;
     let (store, writer) = (test_database.store().await, test_database.store().await);
@@ -158,8 +186,9 @@ async fn postgres_tells_those_who_do_not_look() {
     wait_for_heads(&mut watch, &store, revision(0)).await;
     for number in 1..=2 {
         apply(&writer, vec![put("a", number)]).await;
-        let told = tokio::time::timeout(START_TIME_MAX, watch.next()).await.expect("it is told");
-        assert_eq!(told, Signal::MayHaveChanged);
+        let signal =
+            tokio::time::timeout(START_TIME_MAX, watch.next()).await.expect("the watcher is notified");
+        assert_eq!(signal, Signal::MayHaveChanged);
         assert_eq!(store.revisions().await.expect("heads"), revision(u64::from(number)));
     }
 }
@@ -173,17 +202,17 @@ async fn behind_a_proxy(postgres: &Postgres) -> (Proxy, TestDatabase) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_hangs_is_told_and_works_again() {
+async fn hanging_store_is_reported_and_recovers() {
     let postgres = Postgres::start();
     let (proxy, test_database) = behind_a_proxy(&postgres).await;
     let store = test_database.store().await;
     let mut watch = store.watch(1);
     wait_for_heads(&mut watch, &store, revision(0)).await;
     proxy.set(Traffic::HalfOpen);
-    let error = store.revisions().await.expect_err("silent").to_string();
+    let error = store.revisions().await.expect_err("the store does not answer").to_string();
     assert_eq!(error, "rules: the store cannot be reached: it does not answer, tried for 5 s");
     let lost = async { while !matches!(watch.next().await, Signal::Lost(_)) {} };
-    tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is told");
+    tokio::time::timeout(START_TIME_MAX, lost).await.expect("the watcher is notified");
     proxy.set(Traffic::Pass);
     wait_for_heads(&mut watch, &store, revision(0)).await;
     apply(&store, vec![put("a", 1)]).await;
@@ -202,7 +231,7 @@ async fn a_change_that_is_made_again_after_a_lost_answer_happens_once() {
     let (proxy, test_database) = behind_a_proxy(&postgres).await;
     let store = test_database.store().await;
     let mut holder = sqlx::PgConnection::connect(&postgres.url("rules")).await.expect("a connection");
-    sqlx::raw_sql(COMMITS_WAIT).execute(&mut holder).await.expect("held up");
+    sqlx::raw_sql(COMMITS_WAIT).execute(&mut holder).await.expect("the commit is blocked");
     sqlx::raw_sql("SELECT pg_advisory_lock(1)").execute(&mut holder).await.expect("locked");
     let wanted = proposal(0, vec![put("a", 1)]);
     let first = {
@@ -211,7 +240,7 @@ async fn a_change_that_is_made_again_after_a_lost_answer_happens_once() {
     };
     let waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
     while sqlx::query_scalar::<_, i64>(waits).fetch_one(&mut holder).await.expect("a number") == 0 {
-        assert!(!first.is_finished(), "its commit is held up");
+        assert!(!first.is_finished(), "the commit is blocked");
     }
     proxy.set(Traffic::CutAnswers);
     sqlx::raw_sql("SELECT pg_advisory_unlock(1)").execute(&mut holder).await.expect("unlocked");
@@ -225,7 +254,7 @@ async fn a_change_that_is_made_again_after_a_lost_answer_happens_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_says_which_head_moved() {
+async fn postgres_notification_names_the_revision() {
     let postgres = Postgres::start();
     let test_database = test_database(&postgres, "rules").await;
     let mut listener = sqlx::postgres::PgListener::connect(&test_database.url).await.expect("listens");
@@ -237,16 +266,18 @@ async fn postgres_says_which_head_moved() {
     assert!(matches!(stale, Err(StoreError::Conflict(_))), "{stale:?}");
     apply(&store, vec![put("a", 2)]).await;
     for wanted in ["revision 1", "revision 2"] {
-        let heard =
-            tokio::time::timeout(START_TIME_MAX, listener.recv()).await.expect("in time").expect("heard");
-        assert_eq!(heard.payload(), wanted);
+        let notification = tokio::time::timeout(START_TIME_MAX, listener.recv())
+            .await
+            .expect("in time")
+            .expect("a notification");
+        assert_eq!(notification.payload(), wanted);
     }
 }
 
 #[tokio::test]
 async fn a_store_is_shown_without_its_password() {
     let address: Address = "postgres://ada:secret@127.0.0.1:1/rules".parse().expect("an address");
-    let error = Store::open(&address).await.expect_err("nobody there");
+    let error = Store::open(&address).await.expect_err("no server at the address");
     for text in [address.to_string(), format!("{address:?}"), error.to_string(), format!("{error:?}")] {
         assert!(!text.contains("secret"), "{text}");
     }

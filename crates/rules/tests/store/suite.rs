@@ -90,11 +90,11 @@ pub(crate) async fn apply(store: &Store, operations: Vec<Operation>) -> Change {
 
 async fn roll_back(
     store: &Store,
-    what: Rollback,
+    rollback: Rollback,
     reason: &str,
     act: Attribution<'_>,
 ) -> Result<Change, StoreError> {
-    store.apply_new(&store.restoring(what, reason).await?, false, act).await
+    store.apply_new(&store.restoring(rollback, reason).await?, false, act).await
 }
 
 async fn rows(store: &Store) -> Vec<RuleRow> {
@@ -109,7 +109,7 @@ fn refused<T: std::fmt::Debug>(outcome: Result<T, StoreError>) -> String {
     outcome.expect_err("refused").to_string()
 }
 
-pub(crate) async fn what_is_put_is_loaded_by_another(test_database: &TestDatabase) {
+pub(crate) async fn applied_rows_are_loaded_by_another_connection(test_database: &TestDatabase) {
     let (store, other) = (test_database.store().await, test_database.store().await);
     assert_eq!(other.load().await.expect("loads"), RuleRows::default());
     let names = ["per_user", "ünï \"'%", "Zeta", "a"];
@@ -165,7 +165,10 @@ pub(crate) async fn a_row_that_changed_in_the_meantime_is_a_conflict(test_databa
         store.apply_new(&proposal(1, vec![put("c", 3), put("d", 3), put("a", 3)]), false, by("ada")).await;
     let message = "conflict: changed in the meantime: rule \"d\" (revision 2), rule \"a\" (revision 2)";
     assert_eq!(refused(both), message);
-    store.apply_new(&proposal(1, vec![put("c", 3)]), false, by("ada")).await.expect("nobody else touched it");
+    store
+        .apply_new(&proposal(1, vec![put("c", 3)]), false, by("ada"))
+        .await
+        .expect("no other change of the row");
     let early = store.apply_new(&proposal(4, vec![put("c", 3)]), false, by("ada")).await;
     assert_eq!(refused(early), "base_revision: 4 is outside 0 to 3, the latest revision");
 }
@@ -175,7 +178,7 @@ pub(crate) async fn a_change_happens_whole_or_not_at_all(test_database: &TestDat
     apply(&store, vec![put("a", 1)]).await;
     let (before, audited) = (store.load().await.expect("loads"), audit_count(&store).await);
     let half = proposal(1, vec![put("a", 2), put("b", 2), delete("none"), delete("nobody")]);
-    let message = "cannot delete what does not exist: rule \"none\", rule \"nobody\"";
+    let message = "cannot delete rows that do not exist: rule \"none\", rule \"nobody\"";
     assert_eq!(refused(store.apply_new(&half, false, by("ada")).await), message);
     let kept = store.propose(&half, by("ada")).await.expect("may be kept");
     assert_eq!(refused(store.apply(kept.id, false, by("ada")).await), message);
@@ -199,11 +202,11 @@ pub(crate) async fn the_largest_change_goes_through(test_database: &TestDatabase
     assert_eq!(self::rows(&store).await, []);
 }
 
-pub(crate) async fn what_needs_an_approver_waits_for_somebody_else(test_database: &TestDatabase) {
+pub(crate) async fn change_needing_approval_waits_for_another_actor(test_database: &TestDatabase) {
     let store = test_database.store().await;
     let wanted = needing(ChangeNeeds::Approver, vec![put("a", 1)]);
     let at_once = store.apply_new(&wanted, true, by("ada")).await;
-    let message = "change 1 needs the approval of somebody other than its author";
+    let message = "change 1 needs the approval of another person than its author";
     assert_eq!(refused(at_once), message);
     let change = store.propose(&wanted, by("ada")).await.expect("kept");
     assert_eq!((change.id, change.state, change.approval), (1, ChangeState::Waiting, None));
@@ -223,9 +226,7 @@ pub(crate) async fn what_needs_an_approver_waits_for_somebody_else(test_database
     assert_eq!(refused(store.approve(9, by("bob")).await), "there is no change 9");
 }
 
-pub(crate) async fn what_was_approved_waits_again_if_it_does_something_else_by_now(
-    test_database: &TestDatabase,
-) {
+pub(crate) async fn approved_change_with_a_new_effect_waits_again(test_database: &TestDatabase) {
     let store = test_database.store().await;
     let wanted = needing(ChangeNeeds::Approver, vec![put("a", 1)]);
     store.propose(&wanted, by("ada")).await.expect("kept");
@@ -236,7 +237,7 @@ pub(crate) async fn what_was_approved_waits_again_if_it_does_something_else_by_n
     let waits = store.wait_again(1, r#"{"more":1}"#, by("ada")).await.expect("waits");
     let effect = Some(r#"{"more":1}"#.to_owned());
     assert_eq!((waits.state, waits.approval, waits.effect), (ChangeState::Waiting, None, effect));
-    let message = "change 1 needs the approval of somebody other than its author";
+    let message = "change 1 needs the approval of another person than its author";
     assert_eq!(refused(store.apply(1, true, by("ada")).await), message);
     store.approve(1, by("bob")).await.expect("approved again");
     store.apply(1, false, by("ada")).await.expect("applies");
@@ -253,10 +254,10 @@ pub(crate) async fn there_is_a_most_of_changes_that_wait(test_database: &TestDat
     store.propose(&wanted, by("ada")).await.expect("kept");
     store.approve(1, by("bob")).await.expect("approved");
     for _ in 0..WAITING_MAX {
-        store.propose(&wanted, by("ada")).await.expect("what is approved does not wait");
+        store.propose(&wanted, by("ada")).await.expect("an approved change does not count as waiting");
     }
     let entries = audit_count(&store).await;
-    let message = "changes: 100 wait for an approver, as many as may: approve or reject one";
+    let message = "changes: the maximum of 100 waiting changes is reached: approve or reject one";
     assert_eq!(refused(store.propose(&wanted, by("eve")).await), message);
     assert_eq!(refused(store.wait_again(1, "{}", by("ada")).await), message);
     assert_eq!(store.change(1).await.expect("there").state, ChangeState::Proposed);
@@ -304,9 +305,7 @@ fn hash(name: &str) -> String {
     format!("{number:064x}")
 }
 
-pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_approve(
-    test_database: &TestDatabase,
-) {
+pub(crate) async fn credential_related_to_the_author_cannot_approve(test_database: &TestDatabase) {
     let store = test_database.store().await;
     let made = async |name: &str, maker: &str| {
         store.put_credential(&credential(name), by(maker)).await.expect("made");
@@ -319,7 +318,8 @@ pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_app
 
     let related = |id| {
         format!(
-            "change {id} cannot be approved by whoever made its author's credential, or has theirs from its author"
+            "change {id} cannot be approved by this actor: one of approver and author created the credential \
+             of the other"
         )
     };
     assert_eq!(refused(store.approve(id, by("second-ada")).await), related(id));
@@ -334,7 +334,7 @@ pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_app
     assert_eq!(refused(store.approve(id, by("second-ada")).await), related(id));
     assert_eq!(refused(store.approve(id, by("late")).await), later);
     assert_eq!(store.change(id).await.expect("kept").state, ChangeState::Waiting);
-    store.approve(id, by("bob")).await.expect("somebody else");
+    store.approve(id, by("bob")).await.expect("an unrelated approver");
 
     // The other way round: proposed with a credential that the approver made.
     let next = store.propose(&wanted, by("second-ada")).await.expect("kept").id;
@@ -342,7 +342,7 @@ pub(crate) async fn whoever_may_be_the_author_by_another_credential_does_not_app
     store.approve(next, by("late")).await.expect("made before this one");
 }
 
-pub(crate) async fn a_store_that_somebody_holds_is_busy_and_can_be_read(test_database: &TestDatabase) {
+pub(crate) async fn locked_store_is_busy_and_readable(test_database: &TestDatabase) {
     let store = test_database.store().await;
     let mut holder = test_database.raw().await;
     holder.run("BEGIN").await.expect("begun");
@@ -355,7 +355,7 @@ pub(crate) async fn a_store_that_somebody_holds_is_busy_and_can_be_read(test_dat
     store.apply_new(&wanted, false, by("ada")).await.expect("applies");
 }
 
-pub(crate) async fn what_needs_a_confirmation_is_not_applied_without(test_database: &TestDatabase) {
+pub(crate) async fn change_needing_confirmation_is_not_applied_without_it(test_database: &TestDatabase) {
     let store = test_database.store().await;
     let effect = Some(r#"{"denied": 0.07}"#.to_owned());
     let wanted = Proposal { effect: effect.clone(), ..needing(ChangeNeeds::Confirmation, vec![put("a", 1)]) };
@@ -369,7 +369,7 @@ pub(crate) async fn what_needs_a_confirmation_is_not_applied_without(test_databa
     assert!(details[1].contains(r#""confirmed":true"#), "{details:?}");
 }
 
-pub(crate) async fn what_is_rejected_never_applies(test_database: &TestDatabase) {
+pub(crate) async fn rejected_change_is_never_applied(test_database: &TestDatabase) {
     let store = test_database.store().await;
     for needs in [ChangeNeeds::Nothing, ChangeNeeds::Approver] {
         let change = store.propose(&needing(needs, vec![put("a", 1)]), by("ada")).await.expect("kept");
@@ -384,7 +384,7 @@ pub(crate) async fn what_is_rejected_never_applies(test_database: &TestDatabase)
     assert_eq!(refused(store.reject(applied.id, "late", by("bob")).await), "change 3 is applied");
 }
 
-pub(crate) async fn a_rollback_restores_what_was_there(test_database: &TestDatabase) {
+pub(crate) async fn rollback_restores_earlier_rows(test_database: &TestDatabase) {
     let store = test_database.store().await;
     apply(&store, vec![put("a", 1), put("b", 1)]).await;
     let bad = apply(&store, vec![put("a", 2), delete("b"), put("c", 2)]).await;
@@ -413,15 +413,15 @@ pub(crate) async fn a_rollback_of_one_change_minds_later_ones(test_database: &Te
     assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 2, 2)]);
 }
 
-pub(crate) async fn a_change_can_be_undone_when_what_came_after_it_was(test_database: &TestDatabase) {
+pub(crate) async fn change_is_rolled_back_after_later_changes_are(test_database: &TestDatabase) {
     let store = test_database.store().await;
     let undo = async |change: &Change| roll_back(&store, Rollback::Change(change.id), "", by("guard")).await;
     apply(&store, vec![put("a", 1), put("b", 1)]).await;
     let first = apply(&store, vec![put("a", 2), put("c", 2)]).await;
     let second = apply(&store, vec![put("a", 3)]).await;
-    assert!(matches!(undo(&first).await, Err(StoreError::Conflict(_))), "somebody changed it further");
+    assert!(matches!(undo(&first).await, Err(StoreError::Conflict(_))), "a later change has the row");
     undo(&second).await.expect("undone");
-    undo(&first).await.expect("what it wrote is there again");
+    undo(&first).await.expect("the row has the version of the change again");
     assert_eq!(rows(&store).await, [rule("a", 1, 5), rule("b", 1, 1)]);
 
     // One row with another body is enough for a conflict.
@@ -451,7 +451,7 @@ pub(crate) async fn a_rollback_to_a_revision_undoes_all_after_it(test_database: 
         assert_eq!(store.change(id).await.expect("kept").state, state);
     }
     assert_eq!(store.change(waiting.id).await.expect("kept").state, ChangeState::Waiting);
-    let nothing = "nothing to roll back: all is as it was";
+    let nothing = "nothing to roll back: every row is unchanged";
     assert_eq!(refused(roll_back(&store, Rollback::ToRevision(1), "", by("ada")).await), nothing);
     assert_eq!(refused(roll_back(&store, Rollback::ToRevision(4), "", by("ada")).await), nothing);
     let ahead = roll_back(&store, Rollback::ToRevision(5), "", by("ada")).await;
@@ -478,7 +478,7 @@ pub(crate) async fn a_rollback_can_be_proposed_like_any_change(test_database: &T
     assert_eq!(rows(&store).await, []);
 }
 
-pub(crate) async fn history_is_told_page_by_page(test_database: &TestDatabase) {
+pub(crate) async fn history_is_paged(test_database: &TestDatabase) {
     let store = test_database.store().await;
     for number in 0..5 {
         apply(&store, vec![put("a", number + 1)]).await;
@@ -490,9 +490,7 @@ pub(crate) async fn history_is_told_page_by_page(test_database: &TestDatabase) {
     assert_eq!(ids(store.history(2, Some(1)).await.expect("history")), [0_u64; 0]);
 }
 
-pub(crate) async fn a_change_that_was_checked_against_another_book_is_planned_again(
-    test_database: &TestDatabase,
-) {
+pub(crate) async fn change_checked_against_an_old_revision_is_a_conflict(test_database: &TestDatabase) {
     let (store, other) = (test_database.store().await, test_database.store().await);
     apply(&store, vec![put("a", 1)]).await;
     // Both changes are checked against the same revision, and touch different rows.
@@ -507,7 +505,8 @@ pub(crate) async fn a_change_that_was_checked_against_another_book_is_planned_ag
     let two = other.apply_new(&proposal(1, vec![put("c", 1)]), checked(&theirs), by("bob")).await;
     assert_eq!(
         refused(two),
-        "conflict: checked against revision 1 (emergencies 0), and the latest is 2 (emergencies 0): plan it again"
+        "conflict: planned against revision 1 (emergencies 0), but the latest is 2 (emergencies 0): plan the \
+         change again"
     );
     assert_eq!((rows(&store).await, audit_count(&store).await), (before, audit), "nothing of it is left");
 
@@ -538,7 +537,7 @@ pub(crate) async fn a_rule_in_an_emergency_is_not_deleted(test_database: &TestDa
     let made = apply(&store, vec![put("a", 1), put("b", 1)]).await;
     store.put_emergency(&emergency("a"), by("ada")).await.expect("put");
     let message =
-        "an emergency is about what is to be deleted: end it first: rule \"a\" (emergency \"stop\")";
+        "cannot delete rules with an active emergency, end it first: rule \"a\" (emergency \"stop\")";
     let gone = store.apply_new(&proposal(1, vec![delete("a"), delete("b")]), false, by("ada")).await;
     assert_eq!(refused(gone), message);
     let undone = roll_back(&store, Rollback::Change(made.id), "a test", by("ada")).await;
@@ -642,10 +641,10 @@ pub(crate) async fn emergencies_that_came_at_once_look_at_no_more_header_fields_
     let ((Ok(_), late) | (late, Ok(_))) = both else { panic!("neither: {both:?}") };
     assert_eq!(refused(late), "rules: 17 different header.* dimensions is outside 0 to 16");
     let rule_rows = store.load().await.expect("read");
-    assert_eq!(RuleSet::compile(&rule_rows, None, NOW_MS).err(), None, "every server takes it");
-    store.put_emergency(&emergency("f1"), by("ada")).await.expect("a field that is looked at already");
+    assert_eq!(RuleSet::compile(&rule_rows, None, NOW_MS).err(), None, "every server compiles the rules");
+    store.put_emergency(&emergency("f1"), by("ada")).await.expect("a header field that is used already");
     let blind = EmergencyRow { id: "all".to_owned(), body: r#"{"action": "block"}"#.to_owned(), ..one };
-    store.put_emergency(&blind, by("ada")).await.expect("looks at none");
+    store.put_emergency(&blind, by("ada")).await.expect("an emergency without header fields");
 }
 
 pub(crate) async fn there_is_a_most_of_emergencies_that_last(test_database: &TestDatabase) {
@@ -659,7 +658,7 @@ pub(crate) async fn there_is_a_most_of_emergencies_that_last(test_database: &Tes
         store.put_emergency(&emergency(id, NOW_MS + 10), by("ada")).await.expect("put");
     }
     let another = store.put_emergency(&emergency(EMERGENCIES_MAX, NOW_MS + 10), by("ada")).await;
-    assert_eq!(refused(another), "emergencies: there are 256, as many as may be: end one");
+    assert_eq!(refused(another), "emergencies: the maximum of 256 is reached: end one");
     store.put_emergency(&emergency(7, NOW_MS + 10), by("ada")).await.expect("one of them again");
     let later = Attribution { by: "ada", now_ms: NOW_MS + 10 };
     store.put_emergency(&emergency(EMERGENCIES_MAX, NOW_MS + 20), later).await.expect("all others ended");
@@ -715,8 +714,8 @@ pub(crate) async fn there_is_a_most_of_credentials_and_expired_ones_make_room(te
     test_database.tamper(&format!("INSERT INTO tidegate_credentials VALUES {}", rows.join(", "))).await;
 
     let another = credential(CREDENTIALS_MAX, None);
-    let told = "credentials: there are 10000, as many as may be: revoke one";
-    assert_eq!(refused(store.put_credential(&another, by("ada")).await), told);
+    let message = "credentials: the maximum of 10000 is reached: revoke one";
+    assert_eq!(refused(store.put_credential(&another, by("ada")).await), message);
     store.put_credential(&credential(7, None), by("ada")).await.expect("one of them again");
     let later = Attribution { by: "ada", now_ms: NOW_MS + 5 };
     store.put_credential(&another, later).await.expect("two have ended");
@@ -766,7 +765,7 @@ pub(crate) async fn writers_at_once_are_applied_one_after_the_other(test_databas
     while !tasks.is_empty() {
         let rule_rows = reader.load().await.expect("loads");
         let own = rule_rows.rows.iter().filter(|row| row.name.starts_with('w')).count() as u64;
-        assert_eq!(own, rule_rows.revision, "a book is of one moment");
+        assert_eq!(own, rule_rows.revision, "a load is a consistent snapshot");
         while let Some(done) = tasks.try_join_next() {
             done.expect("no panic");
         }
@@ -792,7 +791,7 @@ pub(crate) async fn wait_for_heads(watch: &mut Watch, store: &Store, wanted: Sto
     }
 }
 
-pub(crate) async fn those_who_watch_are_told(test_database: &TestDatabase) {
+pub(crate) async fn watchers_are_notified_of_changes(test_database: &TestDatabase) {
     let (here, there) = (test_database.store().await, test_database.store().await);
     let (mut same, mut other) = (here.watch(1), there.watch(2));
     let mut wanted = StoreRevisions::default();

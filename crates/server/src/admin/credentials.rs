@@ -57,7 +57,7 @@ pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
     let (control, actor) = (control(req)?, req.actor()?);
     let act = act(&actor, control);
     if !is_free_name(&name) {
-        return Err(Problem::bad_request(format!("name: {name:?} stands for somebody else")));
+        return Err(Problem::bad_request(format!("name: {name:?} is reserved for the server")));
     }
     if Role::of_name(&role).is_none() {
         let roles = Role::ALL.map(Role::as_str).join(", ");

@@ -46,7 +46,7 @@ struct Declaration {
 /// Describes the scope of an emergency that may deny but selects no keys, so that the caller
 /// confirms it is no slip. Returns `None` for one that selects keys. Invalid emergencies are
 /// refused later.
-fn stops_everybody(fields: &Map<String, Value>) -> Option<String> {
+fn unscoped_denial(fields: &Map<String, Value>) -> Option<String> {
     let text = |name: &str| fields.get(name).and_then(Value::as_str);
     let denies = matches!(text("action"), Some("block" | "limit"));
     let key = fields.get("key").and_then(Value::as_array).into_iter().flatten();
@@ -56,7 +56,7 @@ fn stops_everybody(fields: &Map<String, Value>) -> Option<String> {
     (denies && !is_narrow).then(|| {
         let rule = text("rule").map_or_else(|| "any rule".to_owned(), |rule| format!("rule {rule:?}"));
         let whose = text("tenant").map_or_else(String::new, |tenant| format!(" of tenant {tenant:?}"));
-        format!("it is about all{whose} that {rule} applies to: neither `key` nor `when` spells anything out")
+        format!("the emergency affects all requests{whose} of {rule}: neither `key` nor `when` names any")
     })
 }
 
@@ -87,7 +87,7 @@ pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
         Some(id) => id,
         None => new_id()?,
     };
-    let stops = stops_everybody(&fields);
+    let stops = unscoped_denial(&fields);
     fields.insert("by".to_owned(), actor.as_str().into());
     fields.insert("created_ms".to_owned(), act.now_ms.into());
     let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
@@ -161,11 +161,11 @@ mod tests {
 
     fn asks(body: &str) -> Option<String> {
         let Value::Object(fields) = serde_json::from_str(body).expect("JSON") else { return None };
-        stops_everybody(&fields)
+        unscoped_denial(&fields)
     }
 
     #[test]
-    fn what_denies_without_saying_whom_is_asked_about() {
+    fn denying_emergency_without_keys_needs_confirmation() {
         for body in [
             r#"{"action":"block"}"#,
             r#"{"action":"block","rule":"a"}"#,

@@ -5,14 +5,16 @@ use std::time::Duration;
 use ::http::StatusCode;
 use serde::Serialize;
 use tidegate_record::{
-    DecisionRecord, HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, moment, timestamp,
+    DecisionRecord, HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, RecordCounts,
+    moment, timestamp,
 };
 use tidegate_rules::parse_period;
 
 use super::params::QueryParams;
 use super::{AdminResult, OPERATING_TENANT};
 use crate::auth::{Principal, Role};
-use crate::decision_log::{DecisionLog, LogQueryError, WhyRequest};
+use crate::control::AutomaticRollback;
+use crate::decision_log::{DecisionLog, LogQueryError, WhyAnswer, WhyRequest};
 use crate::http::{HttpRequest, Problem, json};
 
 /// Default time around a moment that a query searches.
@@ -33,6 +35,36 @@ struct WhyBody<'w> {
     at: String,
     window_ms: u64,
     records: Vec<RecordBody>,
+    /// Keys that contain the key of the query; empty if there are records.
+    similar: Vec<String>,
+    notices: Vec<Notice>,
+}
+
+/// An event that explains decisions of many keys.
+#[derive(Serialize)]
+struct Notice {
+    kind: &'static str,
+    message: String,
+    rollback: AutomaticRollback,
+}
+
+/// How long after an automatic rollback answers have a notice of it.
+const NOTICE_MS: u64 = 24 * 60 * 60 * 1_000;
+
+/// Returns the automatic rollback of the last day, for operators: it concerns all tenants.
+fn notices(req: &HttpRequest<'_>, principal: Principal, now_ms: u64) -> Vec<Notice> {
+    let rollback = req.shared.control().filter(|_| principal.tenant == OPERATING_TENANT);
+    let rollback = rollback.and_then(|control| control.last_rollback());
+    let rollback = rollback.filter(|rollback| now_ms < rollback.at_ms.saturating_add(NOTICE_MS));
+    let notice = |rollback: AutomaticRollback| Notice {
+        kind: "automatic_rollback",
+        message: format!(
+            "change {} was rolled back automatically at {}: {}",
+            rollback.change, rollback.at, rollback.reason
+        ),
+        rollback,
+    };
+    rollback.iter().map(|rollback| notice(AutomaticRollback::clone(rollback))).collect()
 }
 
 #[derive(Serialize)]
@@ -49,7 +81,7 @@ pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
     let tenant = tenant(req, principal, &given)?;
     let decision_log = decision_log(req)?;
     let Some(key) = given.text("key").filter(|key| !key.is_empty()) else {
-        return Err(Problem::bad_request("key: missing: what was denied, such as user:42"));
+        return Err(Problem::bad_request("key: missing; the key of a request, such as user:42"));
     };
     let now_ms = req.shared.now_ms();
     let at_ms = moment(given.text("at").unwrap_or("now"), now_ms)
@@ -63,10 +95,11 @@ pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
         window_ms,
         records: usize::try_from(records).unwrap_or(RECORDS),
     };
-    let found = decision_log.why(question).await.map_err(not_answered)?;
+    let WhyAnswer { records, similar } = decision_log.why(question).await.map_err(not_answered)?;
     let records =
-        found.into_iter().map(|record| RecordBody { at: timestamp(record.at_ms), record }).collect();
-    let answer = WhyBody { tenant: &tenant, key, at: timestamp(at_ms), window_ms, records };
+        records.into_iter().map(|record| RecordBody { at: timestamp(record.at_ms), record }).collect();
+    let notices = notices(req, principal, now_ms);
+    let answer = WhyBody { tenant: &tenant, key, at: timestamp(at_ms), window_ms, records, similar, notices };
     Ok(json(StatusCode::OK, &answer))
 }
 
@@ -83,6 +116,14 @@ fn window(text: Option<&str>) -> Result<u64, Problem> {
 struct HeavyBody<'w> {
     tenant: &'w str,
     minutes: u64,
+    /// The minutes near a limit that make a key heavy.
+    minutes_required: u64,
+    /// The records of these minutes, whether or not a key is heavy.
+    #[serde(flatten)]
+    counts: RecordCounts,
+    /// Keys that were near a limit in at least one minute, and the most minutes of one of them.
+    keys_near: usize,
+    minutes_near_max: u64,
     /// How many there are.
     of: usize,
     keys: Vec<HeavyKey>,
@@ -98,8 +139,19 @@ pub(super) async fn heavy(req: &HttpRequest<'_>) -> AdminResult {
     let most = given.number("limit", HEAVY, 1, HEAVY_MAX as u64)?;
     let most = usize::try_from(most).unwrap_or(HEAVY_MAX);
     let found = decision_log.heavy(tenant.clone(), minutes, req.shared.now_ms(), most).await;
-    let HeavyKeys { of, keys } = found.map_err(not_answered)?;
-    Ok(json(StatusCode::OK, &HeavyBody { tenant: &tenant, minutes, of, keys }))
+    let HeavyKeys { of, keys, counts, keys_near, minutes_near_max } = found.map_err(not_answered)?;
+    let minutes_required = minutes.div_ceil(2);
+    let answer = HeavyBody {
+        tenant: &tenant,
+        minutes,
+        minutes_required,
+        counts,
+        keys_near,
+        minutes_near_max,
+        of,
+        keys,
+    };
+    Ok(json(StatusCode::OK, &answer))
 }
 
 /// Returns the tenant of the query: the caller's own, or any tenant if the caller is an operator of

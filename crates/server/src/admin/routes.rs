@@ -16,6 +16,7 @@ pub(super) enum AdminEndpoint {
     Heavy,
     Bounds,
     Regions,
+    Status,
     Rules,
     Rule,
     Plan,
@@ -76,7 +77,7 @@ const APPROVER: Access = Access::Operators(Role::Approver);
 const ADMIN: Access = Access::Operators(Role::Admin);
 
 /// All of them. Of several that fit, the first is meant.
-static ROUTES: [Route; 28] = [
+static ROUTES: [Route; 29] = [
     get("/healthz", Access::Public, AdminEndpoint::Alive),
     get("/readyz", Access::Public, AdminEndpoint::Ready),
     get("/metrics", VIEWER, AdminEndpoint::Metrics),
@@ -85,6 +86,7 @@ static ROUTES: [Route; 28] = [
     get("/v1/heavy", Access::Tenant(Role::Viewer), AdminEndpoint::Heavy),
     get("/v1/bounds", VIEWER, AdminEndpoint::Bounds),
     get("/v1/regions", VIEWER, AdminEndpoint::Regions),
+    get("/v1/status", VIEWER, AdminEndpoint::Status),
     get("/v1/rules", VIEWER, AdminEndpoint::Rules),
     get("/v1/rules/history", VIEWER, AdminEndpoint::History),
     get("/v1/rules/changes/{}", VIEWER, AdminEndpoint::Change),

@@ -12,11 +12,12 @@ use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::{ApplyConditions, HISTORY_MAX, Rollback, StoreError};
 use tidegate_rules::{Rule, RuleSet};
 
+use super::consent::{self, ChangeKind};
 use super::params::{QueryParams, body};
 use super::{AdminResult, OPERATING_TENANT, act, control, refused, take_over, unfit};
 use crate::auth::Role;
 use crate::bounds::{BoundReport, Situation};
-use crate::control::{Control, PlanResult};
+use crate::control::{Control, PlanResult, WatchForecast};
 use crate::guardrail::{ApprovedEffect, ChangeEffect};
 use crate::http::{HttpRequest, Problem, json};
 
@@ -83,7 +84,9 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
     let only = given.text("kind").map(kind).transpose()?;
     let limit = given.number("limit", ROWS, 1, ROWS_MAX)?;
     let after = given.text("after").map(place).transpose()?;
-    let rule_rows = current(control(req)?).await?;
+    let control = control(req)?;
+    let rule_rows = current(control).await?;
+    let rollback = control.last_rollback();
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet_now());
     let to_json = aside(move || {
@@ -92,7 +95,12 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
         let (page, rest) = rows.split_at(limit.min(rows.len()));
         let last = page.last().filter(|_| !rest.is_empty());
         let next = last.map(|last| format!("{}/{}", word(last.kind), last.name));
-        json!({ "revision": rule_rows.revision, "rows": row_bodies(&fleet, rules.set(), page), "next": next })
+        json!({
+            "revision": rule_rows.revision,
+            "rows": row_bodies(&fleet, rules.set(), page),
+            "next": next,
+            "last_automatic_rollback": rollback.as_deref(),
+        })
     });
     Ok(json(StatusCode::OK, &to_json.await?))
 }
@@ -164,21 +172,54 @@ impl OperationBody {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlanBody {
-    operations: Vec<OperationBody>,
+    operations: Option<Vec<OperationBody>>,
+    rollback: Option<RollbackTarget>,
+}
+
+/// The changes that a rollback undoes: one change, or all after a revision.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RollbackTarget {
+    change: Option<u64>,
+    to_revision: Option<u64>,
+}
+
+impl RollbackTarget {
+    fn read(self, place: &str) -> Result<Rollback, Problem> {
+        match (self.change, self.to_revision) {
+            (Some(id), None) => Ok(Rollback::Change(id)),
+            (None, Some(revision)) => Ok(Rollback::ToRevision(revision)),
+            _ => Err(Problem::bad_request(format!(
+                "{place}change, {place}to_revision: one of the two is needed"
+            ))),
+        }
+    }
 }
 
 /// `POST /v1/rules/plan`: returns the effect of a change and the consent that it requires. Changes
 /// nothing.
 pub(super) async fn plan(req: &HttpRequest<'_>) -> AdminResult {
-    let PlanBody { operations } = body(req)?;
-    let operations = OperationBody::read(operations)?;
-    let rule_rows = current(control(req)?).await?;
-    let PlanResult { effect, warnings } = evaluate(req, &rule_rows, &operations, None).await?;
+    let PlanBody { operations, rollback } = body(req)?;
+    let control = control(req)?;
+    let rule_rows = current(control).await?;
+    let (kind, operations, undoes) = match (operations, rollback) {
+        (Some(operations), None) => (ChangeKind::Edit, OperationBody::read(operations)?, Vec::new()),
+        (None, Some(target)) => {
+            let restoring = control.store().restoring(target.read("rollback.")?, "").await;
+            let Proposal { operations, undoes, .. } = restoring.map_err(|error| refused(&error))?;
+            (ChangeKind::Rollback, operations, undoes)
+        }
+        _ => return Err(Problem::bad_request("operations, rollback: one of the two is needed")),
+    };
+    let PlanResult { effect, warnings, watch } = evaluate(req, &rule_rows, (kind, &operations), None).await?;
     let answer = json!({
         "base_revision": rule_rows.revision,
         "diff": differences(&rule_rows, &operations),
         "effect": effect,
         "warnings": warnings,
+        "undoes": undoes,
+        "watch": watch.to_json(),
+        "not_watched": watch.not_watched(),
     });
     Ok(json(StatusCode::OK, &answer))
 }
@@ -219,33 +260,39 @@ fn difference(rule_rows: &RuleRows, operation: &Operation) -> Value {
 async fn evaluate(
     req: &HttpRequest<'_>,
     rule_rows: &Arc<RuleRows>,
-    operations: &[Operation],
+    (kind, operations): (ChangeKind, &[Operation]),
     kept: Option<&Change>,
 ) -> Result<PlanResult, Problem> {
     let control = control(req)?;
     let effect = kept.filter(|kept| kept.approval.is_some()).and_then(|kept| kept.effect.as_deref());
     let approved = effect.and_then(ApprovedEffect::read).unwrap_or_default();
-    let PlanResult { effect, warnings } =
-        control.evaluate(rule_rows, operations, approved).await.map_err(unfit)?;
+    let planned = control.evaluate(rule_rows, operations, approved).await.map_err(unfit)?;
+    let effect = planned.effect;
     // An empty store that replaces a lost one is not new: this server still has the rules in force.
     let is_first = rule_rows.revision == 0 && control.rule_rows().revision == 0;
     let effect = if req.is_open() {
         effect.for_one()
     } else if is_first {
         effect.for_first()
-    } else if is_alone(req, kept)? {
+    } else if effect.needs == ChangeNeeds::Approver && is_alone(req, kept).await? {
         effect.for_only()
     } else {
         effect
     };
-    Ok(PlanResult { effect, warnings })
+    let effect = match consent::question(kind, rule_rows, operations, word) {
+        Some(question) => effect.confirmed_for(&question),
+        None => effect,
+    };
+    Ok(PlanResult { effect, ..planned })
 }
 
-/// Whether no credential except the author's may approve a change.
-fn is_alone(req: &HttpRequest<'_>, kept: Option<&Change>) -> Result<bool, Problem> {
+/// Whether no other credential may approve a change of its author.
+async fn is_alone(req: &HttpRequest<'_>, kept: Option<&Change>) -> Result<bool, Problem> {
     let author = kept.map_or_else(|| req.actor(), |kept| Ok(kept.author.clone()))?;
+    let related = control(req)?.store().related_to(&author).await.map_err(|error| refused(&error))?;
+    let names = related.into_iter().chain([author]).collect();
     let (known, now_ms) = (req.shared.credentials(), req.shared.now_ms());
-    Ok(!known.has_approver_beside(&author, OPERATING_TENANT, now_ms))
+    Ok(!known.has_approver_beside(&names, OPERATING_TENANT, now_ms))
 }
 
 /// Body of an apply request.
@@ -276,9 +323,9 @@ pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
                 needs: ChangeNeeds::Nothing,
                 undoes: Vec::new(),
             };
-            make(req, &rule_rows, proposal, confirmed).await
+            make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
         }
-        (None, Some(id)) => apply_kept(req, &rule_rows, id, confirmed).await,
+        (None, Some(id)) => apply_stored(req, &rule_rows, id, confirmed).await,
         _ => Err(Problem::bad_request("operations, change: one of the two is needed")),
     }
 }
@@ -286,7 +333,7 @@ pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
 /// Applies a stored change. Traffic goes on while a change waits for approval, so its effect is
 /// measured again. A change that now denies clearly more than was approved must wait for another
 /// approval.
-async fn apply_kept(
+async fn apply_stored(
     req: &HttpRequest<'_>,
     rule_rows: &Arc<RuleRows>,
     id: u64,
@@ -303,7 +350,8 @@ async fn apply_kept(
         state => return Err(refused(&StoreError::State(id, state))),
     }
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
-    let PlanResult { effect, .. } = evaluate(req, rule_rows, &operations, Some(&kept)).await?;
+    let kind = if kept.undoes.is_empty() { ChangeKind::Edit } else { ChangeKind::Rollback };
+    let PlanResult { effect, watch, .. } = evaluate(req, rule_rows, (kind, &operations), Some(&kept)).await?;
     // The evaluation takes a while, and the token may have been revoked meanwhile. So the actor is
     // looked up only now.
     let actor = req.actor()?;
@@ -313,13 +361,19 @@ async fn apply_kept(
         return Ok(json(StatusCode::ACCEPTED, &json!({ "change": to_json(&change) })));
     }
     let applied = store.apply(id, checked(rule_rows, confirmed), act(&actor, control)).await;
-    in_force(control, &applied.map_err(|error| refused(&error))?).await
+    in_force(control, &applied.map_err(|error| refused(&error))?, &watch).await
 }
 
 /// Puts an applied change in force, and returns it.
-async fn in_force(control: &Arc<Control>, change: &Change) -> AdminResult {
+async fn in_force(control: &Arc<Control>, change: &Change, watch: &WatchForecast) -> AdminResult {
     let problem = take_over(control.refresh()).await;
-    Ok(json(StatusCode::OK, &json!({ "change": to_json(change), "not_in_force": problem })))
+    let answer = json!({
+        "change": to_json(change),
+        "not_in_force": problem,
+        "watch": watch.to_json(),
+        "not_watched": watch.not_watched(),
+    });
+    Ok(json(StatusCode::OK, &answer))
 }
 
 /// Serializes an effect for the store.
@@ -332,11 +386,12 @@ fn written(effect: &ChangeEffect) -> Result<String, Problem> {
 async fn make(
     req: &HttpRequest<'_>,
     rule_rows: &Arc<RuleRows>,
-    proposal: Proposal,
+    (kind, proposal): (ChangeKind, Proposal),
     confirmed: bool,
 ) -> AdminResult {
     let control = control(req)?;
-    let PlanResult { effect, .. } = evaluate(req, rule_rows, &proposal.operations, None).await?;
+    let PlanResult { effect, watch, .. } =
+        evaluate(req, rule_rows, (kind, &proposal.operations), None).await?;
     let needs = effect.needs;
     if needs == ChangeNeeds::Confirmation && !confirmed {
         return Err(super::unconfirmed(&effect.because));
@@ -348,7 +403,7 @@ async fn make(
         return Ok(json(StatusCode::ACCEPTED, &json!({ "change": to_json(&change) })));
     }
     let applied = store.apply_new(&proposal, checked(rule_rows, confirmed), act(&actor, control)).await;
-    in_force(control, &applied.map_err(|error| refused(&error))?).await
+    in_force(control, &applied.map_err(|error| refused(&error))?, &watch).await
 }
 
 /// Returns the condition that the rule rows are still those which the change was compiled with.
@@ -447,6 +502,7 @@ pub(super) async fn reject(req: &HttpRequest<'_>, id: &str) -> AdminResult {
 struct RollbackBody {
     change: Option<u64>,
     to_revision: Option<u64>,
+    base_revision: Option<u64>,
     #[serde(default)]
     reason: String,
     #[serde(default)]
@@ -456,16 +512,15 @@ struct RollbackBody {
 /// `POST /v1/rules/rollback`: restores the rows before one change, or at a revision. A rollback
 /// requires the same consent as any change, because the earlier rules may deny more.
 pub(super) async fn rollback(req: &HttpRequest<'_>) -> AdminResult {
-    let RollbackBody { change, to_revision, reason, confirmed } = body(req)?;
-    let what = match (change, to_revision) {
-        (Some(id), None) => Rollback::Change(id),
-        (None, Some(revision)) => Rollback::ToRevision(revision),
-        _ => return Err(Problem::bad_request("change, to_revision: one of the two is needed")),
-    };
+    let RollbackBody { change, to_revision, base_revision, reason, confirmed } = body(req)?;
+    let what = RollbackTarget { change, to_revision }.read("")?;
     let control = control(req)?;
     let rule_rows = current(control).await?;
-    let proposal = control.store().restoring(what, &reason).await.map_err(|error| refused(&error))?;
-    make(req, &rule_rows, proposal, confirmed).await
+    let mut proposal = control.store().restoring(what, &reason).await.map_err(|error| refused(&error))?;
+    // Rows that changed after the author's plan are conflicts.
+    proposal.base_revision =
+        base_revision.map_or(proposal.base_revision, |base| base.min(proposal.base_revision));
+    make(req, &rule_rows, (ChangeKind::Rollback, proposal), confirmed).await
 }
 
 /// Body of a request that changes the mode of a rule.
@@ -488,5 +543,5 @@ pub(super) async fn set_mode(req: &HttpRequest<'_>, name: &str, mode: &str) -> A
         vec![Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: wanted.to_string() }];
     let (base_revision, needs) = (rule_rows.revision, ChangeNeeds::Nothing);
     let proposal = Proposal { base_revision, reason, operations, effect: None, needs, undoes: Vec::new() };
-    make(req, &rule_rows, proposal, confirmed).await
+    make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
 }

@@ -1,6 +1,6 @@
 //! Where the server listens, and by which certificate.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 
 use super::reader::Reader;
@@ -18,15 +18,38 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
+/// Returns the address to listen on for a text such as `127.0.0.1:8080` or `localhost:8080`. A name
+/// may have several addresses. One that other machines reach comes first, because it decides whether
+/// tokens are needed; else the first of IPv4, which every machine has.
+pub(super) fn resolve(text: &str) -> Result<SocketAddr, String> {
+    let wrong = || format!("{text:?} is not an address or a host name with a port");
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    if host.is_empty() || port.parse::<u16>().is_err() {
+        return Err(wrong());
+    }
+    let found = text.to_socket_addrs().map_err(|error| format!("{}: {error}", wrong()))?;
+    preferred(&found.collect::<Vec<_>>()).ok_or_else(wrong)
+}
+
+fn preferred(addresses: &[SocketAddr]) -> Option<SocketAddr> {
+    addresses.iter().copied().min_by_key(|address| (address.ip().is_loopback(), address.is_ipv6()))
+}
+
 impl Reader<'_> {
     pub(super) fn listen(&mut self, key: &str, credentials: &Credentials) -> Option<SocketAddr> {
         let text = self.text(key).filter(|text| text != "off")?;
-        let Ok(address) = text.parse::<SocketAddr>() else {
-            self.problem(
-                key,
-                format!("{text:?} is not an address and a port, such as 127.0.0.1:8080, nor \"off\""),
-            );
-            return None;
+        let address = match resolve(&text) {
+            Ok(address) => address,
+            Err(problem) => {
+                self.problem(
+                    key,
+                    format!("{problem}, such as 127.0.0.1:8080 or localhost:8080, nor \"off\""),
+                );
+                return None;
+            }
         };
         if !address.ip().is_loopback() && credentials.is_open() && self.tokens_known {
             self.problem(
@@ -54,7 +77,10 @@ impl Reader<'_> {
         }
         let is_wrong = |(_, key, _): &(Listener, &'static str, Option<SocketAddr>)| self.has_problem(key);
         if taken.is_empty() && !listeners.iter().any(is_wrong) {
-            self.problem("http_listen", "\"off\", and so is every other listener: nobody could ask");
+            self.problem(
+                "http_listen",
+                "\"off\", and so is every other listener: the server would have no clients",
+            );
         }
     }
 
@@ -79,7 +105,28 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::read;
+    use super::*;
     use crate::auth::TokenHash;
+
+    #[test]
+    fn host_names_are_resolved() {
+        let config = read(&[("http_listen", "localhost:18080")], "").expect("a name");
+        assert_eq!(config.http, Some(([127, 0, 0, 1], 18080).into()));
+        assert_eq!(resolve("[::1]:80"), Ok("[::1]:80".parse().expect("an address")));
+        for wrong in ["localhost", "8080", ":8080", "localhost:http", "localhost:65536", "nowhere.invalid:80"]
+        {
+            let problem = resolve(wrong).expect_err(wrong);
+            assert!(problem.contains("is not an address or a host name with a port"), "{problem}");
+        }
+        let addresses = |texts: &[&str]| {
+            let all: Vec<SocketAddr> = texts.iter().map(|text| text.parse().expect("one")).collect();
+            preferred(&all).map(|address| address.to_string())
+        };
+        assert_eq!(addresses(&["[::1]:1", "127.0.0.1:1"]).as_deref(), Some("127.0.0.1:1"));
+        // A name that other machines reach needs tokens, also if it has a loopback address.
+        assert_eq!(addresses(&["127.0.0.1:1", "10.0.0.1:1"]).as_deref(), Some("10.0.0.1:1"));
+        assert_eq!(addresses(&[]), None);
+    }
 
     #[test]
     fn other_machines_need_a_token() {

@@ -9,6 +9,7 @@ mod tenants;
 
 pub use listen::TlsFiles;
 pub use log::LogConfig;
+pub(crate) use rules::RulesLocation;
 pub use rules::{RulesConfig, StoreConfig};
 pub use tenants::TenantConfig;
 
@@ -97,9 +98,10 @@ impl Config {
     /// override the text of the file.
     pub fn read(given: &HashMap<String, String>, file: Option<&str>) -> Result<Self, ConfigProblems> {
         let mut reader = Reader::new(given);
-        reader.take_file(file.unwrap_or_default());
+        reader.take_file(file.unwrap_or_default().to_owned());
         let config = Self::from_reader(&mut reader);
-        if reader.problems.is_empty() { Ok(config) } else { Err(ConfigProblems(reader.problems)) }
+        let problems = reader.into_problems();
+        if problems.is_empty() { Ok(config) } else { Err(ConfigProblems(problems)) }
     }
 
     /// Reads as much as possible, and returns all problems. A valid value replaces each invalid
@@ -109,7 +111,8 @@ impl Config {
         if let Some(path) = file {
             reader.take_path(path);
         }
-        (Self::from_reader(&mut reader), reader.problems)
+        let config = Self::from_reader(&mut reader);
+        (config, reader.into_problems())
     }
 
     fn from_reader(reader: &mut Reader<'_>) -> Self {
@@ -198,10 +201,16 @@ pub(crate) fn state_dir() -> Option<PathBuf> {
     state.map(|state| state.join("tidegate"))
 }
 
+/// Reads a configuration; problems come without their lines.
 #[cfg(test)]
 fn read(given: &[(&str, &str)], file: &str) -> Result<Config, Vec<String>> {
     let given = given.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    Config::read(&given, Some(file)).map_err(|problems| problems.0)
+    let without_line = |problem: String| match problem.split_once(": ") {
+        Some((line, problem)) if line.starts_with("line ") => problem.to_owned(),
+        _ => problem,
+    };
+    let read = Config::read(&given, Some(file));
+    read.map_err(|problems| problems.0.into_iter().map(without_line).collect())
 }
 
 #[cfg(test)]
@@ -224,11 +233,46 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_overrides_the_file() {
+    fn given_settings_override_the_file() {
         let file = "http_listen = '127.0.0.1:1'\ngrpc_listen = 'off'\nconnections_max = 5\ntrusted_proxies = ['10.0.0.0/8', '::1']";
         let config = read(&[("http_listen", "127.0.0.1:2")], file).expect("good");
         assert_eq!(config.http, Some(([127, 0, 0, 1], 2).into()));
         assert_eq!((config.grpc, config.connections_max, config.trusted_proxies.len()), (None, 5, 2));
+    }
+
+    #[test]
+    fn problems_of_a_file_are_sorted_by_line() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("tidegate.toml");
+        let text = "workers = 0\n\nmemory = '3 bananas'\nreset_header = 'when'\n\n[[tenants]]\nname = 'a'\n\
+                    weight = 0\n\n[[tokens]]\nname = 't'\nhash = 'secret'\n[colour]\nred = 1\n";
+        let given = HashMap::from([("reset_header".to_owned(), "never".to_owned())]);
+        let problems = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            Config::read_on(&given, Some(&path)).1
+        };
+        let found = problems(text);
+        let at = |line: usize, key: &str| format!("{}: line {line}: {key}: ", path.display());
+        let starts = [
+            "reset_header: \"never\" is neither".to_owned(),
+            at(1, "workers"),
+            at(3, "memory"),
+            at(8, "tenants[0]"),
+            at(12, "tokens[0]"),
+            at(13, "colour"),
+        ];
+        assert_eq!(found.len(), starts.len(), "{found:#?}");
+        let is_so = found.iter().zip(&starts).all(|(problem, start)| problem.starts_with(start.as_str()));
+        assert!(is_so, "{found:#?}");
+        // A syntax error hides no problem of another line.
+        let found = problems("workers = 0\nmemory = \nadmin_listen = 'here'\n");
+        let starts = ["line 1: workers: ", "line 2, column 10: ", "line 3: admin_listen: "];
+        let starts = starts.map(|start| format!("{}: {start}", path.display()));
+        let of_file = &found[1..];
+        assert!(
+            of_file.len() == 3 && of_file.iter().zip(&starts).all(|(one, start)| one.starts_with(start)),
+            "{found:#?}"
+        );
     }
 
     #[test]
@@ -255,7 +299,7 @@ mod tests {
         ";
         let problems = read(&[("http_listen", "localhost")], file).expect_err("has problems");
         for (key, words) in [
-            ("http_listen", "is not an address"),
+            ("http_listen", "is not an address or a host name with a port"),
             ("resp_listen", "a boolean is not a value"),
             ("memory", "is not a size from 1MB"),
             ("idle_timeout", "is outside 1s to"),

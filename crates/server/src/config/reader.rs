@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate_rules::pattern::Pattern;
-use tidegate_rules::{parse_network, parse_period, syntax_problem};
+use tidegate_rules::{TomlLines, parse_network, parse_period};
 use toml::{Table, Value};
 
 use super::MEMORY_BYTES_STAND_IN;
@@ -28,6 +28,9 @@ pub(super) const NAME_BYTES_MAX: usize = 128;
 pub(super) struct Reader<'g> {
     pub(super) given: &'g HashMap<String, String>,
     pub(super) file: Table,
+    /// The text of the file, and its path if it has one.
+    text: String,
+    path: Option<PathBuf>,
     /// Whether all configured tokens could be read. If not, the missing tokens are not reported as
     /// a problem of their own.
     pub(super) tokens_known: bool,
@@ -36,33 +39,60 @@ pub(super) struct Reader<'g> {
 
 impl<'g> Reader<'g> {
     pub(super) fn new(given: &'g HashMap<String, String>) -> Self {
-        Self { given, file: Table::new(), tokens_known: true, problems: Vec::new() }
+        Self {
+            given,
+            file: Table::new(),
+            text: String::new(),
+            path: None,
+            tokens_known: true,
+            problems: Vec::new(),
+        }
     }
 
     pub(super) fn take_path(&mut self, path: &Path) {
         if path.as_os_str().is_empty() {
             return self.without_file("empty: leave it out, or name a file");
         }
-        let table = read_text(path, FILE_BYTES_MAX).and_then(|text| {
-            let problem = |error| format!("{}: {}", path.display(), syntax_problem(&text, &error));
-            text.parse::<Table>().map_err(problem)
-        });
-        match table {
-            Ok(table) => self.file = table,
+        match read_text(path, FILE_BYTES_MAX) {
+            Ok(text) => {
+                self.path = Some(path.to_owned());
+                self.take_file(text);
+            }
             Err(problem) => self.without_file(problem),
         }
     }
 
-    pub(super) fn take_file(&mut self, text: &str) {
-        match text.parse::<Table>() {
-            Ok(table) => self.file = table,
-            Err(error) => self.without_file(syntax_problem(text, &error)),
-        }
+    pub(super) fn take_file(&mut self, text: String) {
+        let lines = TomlLines::read(&text);
+        self.file = lines.table();
+        // A token may be in the part that cannot be read.
+        self.tokens_known = !lines.has_syntax_errors();
+        self.text = text;
     }
 
     fn without_file(&mut self, problem: impl fmt::Display) {
         self.tokens_known = false;
         self.problem("config", problem);
+    }
+
+    /// Returns all problems: first those of flags and variables, then those of the file, each with
+    /// its line and sorted by line.
+    pub(super) fn into_problems(self) -> Vec<String> {
+        let lines = TomlLines::read(&self.text);
+        if self.problems.is_empty() && !lines.has_syntax_errors() {
+            return Vec::new();
+        }
+        let is_given = |problem: &String| {
+            let key = problem.split([':', '[', '.']).next().unwrap_or_default();
+            key == "config" || self.given.contains_key(key)
+        };
+        let (mut problems, of_file): (Vec<_>, Vec<_>) = self.problems.into_iter().partition(is_given);
+        let named = |problem: String| match &self.path {
+            Some(path) if problem.starts_with("line ") => format!("{}: {problem}", path.display()),
+            _ => problem,
+        };
+        problems.extend(lines.locate(of_file).into_iter().map(named));
+        problems
     }
 
     pub(super) fn problem(&mut self, key: &str, problem: impl fmt::Display) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tidegate::region::{MultiRegionConfig, PeerCertificates, PeerConfig, WEIGHT_MAX};
 
+use super::listen::resolve;
 use super::reader::{NAME_BYTES_MAX, Reader, is_name};
 use crate::origin::{OriginConfig, OriginTls, PEM_BYTES_MAX, RegionConfig};
 use crate::rules::read_text;
@@ -62,7 +63,7 @@ impl Reader<'_> {
             return None;
         }
         if !has_origin {
-            self.problem("origin", "\"none\": regions count together by what their origins hold");
+            self.problem("origin", "\"none\": several regions need an origin each");
         }
         if listen.is_none() && !self.has_problem("peer_listen") {
             self.problem("peer_listen", "missing: the peers have to reach this server");
@@ -75,7 +76,7 @@ impl Reader<'_> {
         regions.certificates = certificates.unwrap_or_default();
         for problem in regions.problems() {
             // Unreadable certificates are reported already; do not report them as missing too.
-            if certificates_known || !problem.contains("takes certificates") {
+            if certificates_known || !problem.contains("set `peer_cert`") {
                 self.problems.push(as_setting(&problem));
             }
         }
@@ -84,14 +85,10 @@ impl Reader<'_> {
 
     fn peer_listen(&mut self) -> Option<SocketAddr> {
         let text = self.text("peer_listen")?;
-        let address = text.parse();
-        if address.is_err() {
-            self.problem(
-                "peer_listen",
-                format!("{text:?} is not an address and a port, such as 127.0.0.1:7400"),
-            );
-        }
-        address.ok()
+        let address = resolve(&text);
+        address
+            .map_err(|problem| self.problem("peer_listen", format!("{problem}, such as 127.0.0.1:7400")))
+            .ok()
     }
 
     fn weights(&mut self, pairs: Vec<(String, String)>) -> Vec<(String, u32)> {
@@ -190,7 +187,7 @@ mod tests {
         for (key, words) in [
             ("origin", "\"none\": regions count together"),
             ("peer", "\"me\" is not NAME=..."),
-            ("peer", "\"eu\" is there twice"),
+            ("peer", "\"eu\" is given twice"),
             ("peer", "us: \"10.0.0.1:7000\": is on another machine"),
             ("peer", "ap: \"nowhere\": is not host:port"),
             ("peer_listen", "0.0.0.0:7000 is open to other machines"),

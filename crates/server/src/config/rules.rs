@@ -18,6 +18,22 @@ pub enum RulesConfig {
     Store(StoreConfig),
 }
 
+/// Where rules are, for answers: a store is shown without its password.
+#[derive(Clone, Debug)]
+pub(crate) enum RulesLocation {
+    File(PathBuf),
+    Store(Address),
+}
+
+impl RulesConfig {
+    pub(crate) fn location(&self) -> RulesLocation {
+        match self {
+            Self::File(path) => RulesLocation::File(path.clone()),
+            Self::Store(store) => RulesLocation::Store(store.address.clone()),
+        }
+    }
+}
+
 /// A store of rules, and how it is followed.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {

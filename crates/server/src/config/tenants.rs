@@ -94,5 +94,5 @@ fn add_token(credentials: &mut Credentials, row: Value, tenants: &[TenantConfig]
         1 + known.ok_or_else(|| format!("tenant: there is no [[tenants]] entry named {:?}", row.tenant))?
     };
     let hash: TokenHash = row.hash.parse().map_err(|problem| format!("hash: {problem}"))?;
-    credentials.add(hash, tenant, row.role).map_err(|problem| format!("hash: {problem}"))
+    credentials.add(hash, &row.name, tenant, row.role).map_err(|problem| format!("hash: {problem}"))
 }

@@ -1,4 +1,4 @@
-//! What the audit says of changes that are in force here since a moment ago.
+//! Changes that recently came into force on this server, as the audit lists them.
 
 use serde::Deserialize;
 use tidegate_rules::audit::AuditEntry;
@@ -25,7 +25,7 @@ struct Detail {
 }
 
 impl Control {
-    /// The changes that raised the revision above one, up to what is in force, in order.
+    /// Returns the changes above `revision`, up to the revision in force, in order.
     pub(super) async fn applied_after(&self, revision: u64) -> Result<Vec<AppliedChange>, StoreError> {
         let in_force = self.rule_rows().revision;
         let news = |applied: &AppliedChange| revision < applied.revision && applied.revision <= in_force;

@@ -1,4 +1,4 @@
-//! Snapshots in a bucket of an object store that speaks S3: what a folder is for a server that has no disk of its own.
+//! Snapshots in a bucket of an S3-compatible object store, for servers without a disk of their own.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use ureq::{Agent, Body};
 
 use super::snapshots::DatedSnapshot;
 
-/// How long one request may take. Longer: patience with a slow network; a start without the store takes longer while the
-/// bucket is gone too.
+/// Timeout of one request. Longer: tolerates a slow network; a start without the store takes longer
+/// while the bucket is unreachable too.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long the signature of a request holds: a clock that is off by more is refused by the object store anyway.
@@ -22,13 +22,13 @@ const SIGNED_FOR: Duration = Duration::from_mins(5);
 /// The largest snapshot: room for a million rules, several times.
 const SNAPSHOT_BYTES_MAX: u64 = 2 << 30;
 
-/// The largest other answer.
+/// Maximum size of any other response, in bytes.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
-/// Where nothing else is said.
+/// Region if the environment names none.
 const REGION: &str = "us-east-1";
 
-/// A bucket, what its keys begin with, and what opens it.
+/// A bucket, the prefix of its keys, and its credentials.
 #[derive(Clone)]
 pub struct Bucket {
     place: Place,
@@ -38,7 +38,7 @@ pub struct Bucket {
     agent: Agent,
 }
 
-/// Without what opens it.
+/// Omits the credentials.
 impl fmt::Debug for Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
@@ -108,7 +108,8 @@ impl Bucket {
         Ok(())
     }
 
-    /// The latest that is whole and that the bucket gives. Others are told, and passed over.
+    /// Returns the latest snapshot that is intact and readable. Logs and skips later ones that are
+    /// not.
     pub(super) fn read(&self, now_ms: u64) -> Result<DatedSnapshot, String> {
         let mut latest_problem = None;
         for known in self.list(now_ms)? {
@@ -136,8 +137,8 @@ impl Bucket {
         snapshot::decode(&bytes).map_err(|damage| self.wrong(key, &damage))
     }
 
-    /// The snapshots there are, the latest first. No more than a few are kept, so one page has them, whatever else is below the
-    /// prefix.
+    /// Returns the snapshots, the latest first. Only a few are kept, so one page lists them all,
+    /// even with other objects below the prefix.
     fn list(&self, now_ms: u64) -> Result<Vec<StoredSnapshot>, String> {
         let mut list = self.place.list_objects_v2(Some(&self.credentials));
         list.with_prefix(format!("{}{}", self.prefix, snapshot::PREFIX));
@@ -156,7 +157,7 @@ impl Bucket {
         Ok(known)
     }
 
-    /// An answer that says that it worked. What is told of others has no signature in it.
+    /// Returns a successful response. The error of any other contains no signature.
     fn good(&self, key: &str, sent: Result<Response<Body>, ureq::Error>) -> Result<Response<Body>, String> {
         let answer = sent.map_err(|error| self.wrong(key, &error))?;
         if answer.status().is_success() {
@@ -178,7 +179,7 @@ struct StoredSnapshot {
     written_ms: Option<u64>,
 }
 
-/// Beyond the year 9999 nothing is signed in earnest.
+/// Converts a time for a signature. Times beyond the year 9999 become the maximum.
 fn at(now_ms: u64) -> jiff::Timestamp {
     let now_ms = i64::try_from(now_ms).unwrap_or(i64::MAX);
     jiff::Timestamp::from_millisecond(now_ms).unwrap_or(jiff::Timestamp::MAX)
@@ -194,7 +195,7 @@ mod tests {
     /// 2026-11-16 14:32:17 UTC.
     const NOW_MS: u64 = 1_794_839_537_000;
 
-    /// What is asked now is signed for now.
+    /// An object store that accepts only requests signed for `NOW_MS`.
     fn store() -> ObjectStore {
         ObjectStore::start("books", |query| query.contains("X-Amz-Date=20261116T143217Z"))
     }
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_whole_book_is_read_and_the_last_few_are_kept() {
+    fn latest_intact_snapshot_is_read_and_the_last_few_are_kept() {
         let store = store();
         let bucket = bucket(&store.url());
         let none = bucket.read(NOW_MS).expect_err("empty");
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_else_is_below_the_prefix_hides_no_snapshot() {
+    fn other_objects_under_the_prefix_hide_no_snapshot() {
         let store = store();
         let bucket = bucket(&store.url());
         // More than a page of a list has, all of them before the snapshots.
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_is_told_without_what_opens_it() {
+    fn bucket_errors_contain_no_credentials() {
         let listener = HttpListener::start(|_, _| Reply::new(403, "AKIA hunter2"));
         let refused = bucket(&listener.url());
         let gone = bucket(&format!("http://127.0.0.1:{}", tidegate_testkit::free_port()));
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_needs_a_name_and_what_opens_it() {
+    fn bucket_needs_a_name_and_credentials() {
         let all = |name: &str| name.starts_with("AWS_ACCESS_KEY").then(|| "AKIA".to_owned());
         for url in ["s3://", "s3:///x"] {
             assert!(Bucket::new(url, all).expect_err(url).contains("is not s3://BUCKET/PREFIX"), "{url}");

@@ -9,8 +9,8 @@ use crate::auth::{Credentials, Principal, Role, TokenHash};
 use crate::shared::Shared;
 
 impl Control {
-    /// Takes over the tokens of the store. One that never had any says nothing of those of another, which a snapshot may have
-    /// had: it may be in the place of one that was lost.
+    /// Takes over the tokens of the store. A store that never had any does not remove the tokens of
+    /// a snapshot, because it may replace a lost store.
     pub(super) async fn take_credentials(&self, revisions: &StoreRevisions) -> Result<(), LoadError> {
         let shared = self.shared()?;
         let found = self.store.credentials().await?;
@@ -24,10 +24,11 @@ impl Control {
     }
 }
 
-/// Opens a server with tokens of a store beside its own. One that makes no sense here opens nothing, and keeps no other from
-/// working.
+/// Adds the tokens of a store to the configured ones. A token that is invalid here gives no access
+/// and does not affect the others.
 pub(super) fn admit(configured: &Credentials, found: &[Credential], shared: &Shared) {
-    // Whoever reaches a server without tokens of its own may do everything already, also while the store is gone.
+    // Without configured tokens the server already allows everything to every caller, also while
+    // the store is unreachable.
     if configured.is_open() {
         return;
     }
@@ -47,5 +48,5 @@ fn add(merged: &mut Credentials, credential: &Credential, shared: &Shared) -> Re
     let role = role.ok_or_else(|| format!("role: there is none called {:?}", credential.role))?;
     let hash: TokenHash = format!("sha256:{}", credential.hash).parse().map_err(str::to_owned)?;
     let principal = Principal { tenant, role };
-    merged.add_named(hash, principal, &credential.name, credential.expires_ms).map_err(str::to_owned)
+    merged.add_stored(hash, principal, &credential.name, credential.expires_ms).map_err(str::to_owned)
 }

@@ -1,34 +1,39 @@
-//! What rules deny, before a change and after it: how one that was a mistake is known.
+//! Denials of rules before and after a change, to detect a change that was a mistake.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use crate::guardrail::ApprovedEffect;
+use super::watch::{UnwatchedReason, WatchForecast};
+use crate::guardrail::{ApprovedEffect, StricterRules};
 use crate::rules::{ActiveRules, RuleTally};
 
-/// How often denials are looked at. More often: a mistake is undone earlier; all rules are gone through more often.
+/// Interval between two looks at the denials. Shorter: a mistake is rolled back earlier; all rules
+/// are scanned more often.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a change is watched, and how long before it is compared with.
 pub(super) const WATCHED_MS: u64 = 5 * 60 * 1_000;
 
 const LOOKS_PER_MINUTE: usize = 12;
+const LOOK_MS: u64 = 60_000 / LOOKS_PER_MINUTE as u64;
 const MINUTES_BEFORE: usize = 5;
 
 /// Denials a minute that are so many times those before are a jump.
-const JUMP: f64 = 10.0;
+pub(super) const JUMP: u32 = 10;
 
-/// Fewer denials a minute are no jump, whatever there was before. Lower: a mistake is noticed on servers with little traffic;
-/// a new rule that rightly stops somebody is taken for one.
-const DENIALS_MIN: u64 = 100;
+/// Minimum denials per minute of a jump, at any rate before. Lower: detects mistakes on servers
+/// with little traffic; a new rule that rightly denies is taken for a mistake.
+pub(super) const DENIALS_MIN: u64 = 100;
 
-/// Denials of a smaller part of a rule's requests, in percent, are no jump: it does what it is for.
-const DENIED_PERCENT_MIN: u64 = 1;
+/// Minimum share of a rule's requests that a jump denies, in percent. Below it, the rule does its
+/// job.
+pub(super) const DENIED_PERCENT_MIN: u64 = 1;
 
-/// What somebody approved is no jump, up to so many times the share that a rule was expected to deny.
+/// Multiple of a rule's approved share of denials up to which there is no jump.
 const APPROVED_TIMES: f64 = 2.0;
 
-/// Rules whose denials are remembered for each minute, some 60 bytes each. Those beyond are not judged.
+/// Maximum number of rules with stored counts per minute, about 70 bytes each. Rules beyond it are
+/// not judged.
 pub(super) const REMEMBERED_MAX: usize = 100_000;
 
 /// Rules of one change that are watched, some 200 bytes each; the first by name.
@@ -38,31 +43,48 @@ const RULES_MAX: usize = 10_000;
 const WATCHED_RULES_MAX: usize = 100_000;
 const _: () = assert!(RULES_MAX <= WATCHED_RULES_MAX, "the latest change is always watched");
 
-/// Changes that are watched at once. Beyond, the earliest are no longer. Higher: more at once; each is looked up for every rule that denied
-/// something, with each look.
+/// Maximum number of watched changes. Beyond it, the earliest are dropped. Higher: more at once;
+/// every look searches each change for every rule with denials.
 const CHANGES_MAX: usize = 1_000;
 
-/// What rules denied lately, and the changes that are watched.
+/// Recent denials of the rules, and the watched changes.
 #[derive(Debug, Default)]
 pub(super) struct Denials {
     /// Of the last minutes, the latest first; the first of them is not over.
     minutes: VecDeque<Minute>,
     /// Looks in the minute that is not over.
     looks: usize,
-    /// What was denied since rules were replaced, while it is not known what to watch of that.
+    /// Denials since the rules were replaced, until the server knows which changes to watch.
     aside: Option<PausedCounts>,
     watched: Vec<WatchedChange>,
 }
 
-/// Denials by rule, also those in shadow mode: a rule that is enforced then denies no more than it said it would.
+/// The rules with requests in one minute.
 #[derive(Debug, Default)]
 struct Minute {
-    denied: HashMap<Box<str>, u64>,
+    rules: HashMap<Box<str>, MinuteCount>,
     /// Whether there were more rules than can be remembered.
     is_partial: bool,
 }
 
-/// What was denied meanwhile, in so many looks.
+/// Counts of a rule in one minute.
+#[derive(Clone, Copy, Debug)]
+struct MinuteCount {
+    /// Shadow denials count too: a rule that is enforced later then denies no more than expected.
+    denied: u64,
+    /// The first look with a request, counted from the start of the minute.
+    first_look: usize,
+}
+
+/// Counts of a rule in the decision log, before this server started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LoggedCount {
+    pub(super) denied: u64,
+    /// Age of the oldest record, in milliseconds before the change.
+    pub(super) age_ms: u64,
+}
+
+/// Denials counted aside, and the number of looks.
 #[derive(Debug, Default)]
 struct PausedCounts {
     minute: Minute,
@@ -75,7 +97,7 @@ struct WatchedChange {
     applied_ms: u64,
     /// At which revision the rules would have made no sense without it.
     refused_at: Option<u64>,
-    /// Whether somebody was told that it cannot be undone.
+    /// Whether the failed rollback is logged already.
     is_told: bool,
     rules: HashMap<Box<str>, WatchedRule>,
 }
@@ -84,14 +106,14 @@ struct WatchedChange {
 #[derive(Debug)]
 struct WatchedRule {
     before_per_minute: f64,
-    /// The share that somebody approved.
+    /// Approved share of newly denied requests.
     approved: f64,
-    /// Denials and requests of each look, for a minute, the latest first. None until its requests are counted: what it denied before that
-    /// would be all of them.
+    /// Denials and requests of each look, for one minute, the latest first. Empty until requests
+    /// are counted: earlier denials would look like 100 % of them.
     looks: VecDeque<(u64, u64)>,
 }
 
-/// A change whose rule denies far more than before.
+/// A change after which a rule denies far more than before.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DenialJump {
     pub(super) change: u64,
@@ -101,7 +123,7 @@ pub(super) struct DenialJump {
 }
 
 impl Denials {
-    /// Takes what rules counted. A set that was just replaced still has some to give.
+    /// Takes the counts of the rules. A rule set that was just replaced may still have some.
     pub(super) fn take_from(&mut self, rules: &ActiveRules) {
         if self.minutes.is_empty() {
             self.minutes.push_front(Minute::default());
@@ -115,11 +137,10 @@ impl Denials {
     }
 
     fn note(&mut self, rule: &str, did: RuleTally) {
-        let RuleTally { denied, shadow_denied, asked } = did;
-        let aside = self.aside.as_mut().map(|aside| &mut aside.minute);
-        let minute = aside.or(self.minutes.front_mut());
-        if let Some(minute) = minute.filter(|_| denied + shadow_denied > 0) {
-            minute.add(rule, denied + shadow_denied);
+        let RuleTally { denied, shadow_denied, asked, is_used: _ } = did;
+        let aside = self.aside.as_mut().map(|aside| (&mut aside.minute, aside.looks));
+        if let Some((minute, first_look)) = aside.or(self.minutes.front_mut().zip(Some(self.looks))) {
+            minute.add(rule, MinuteCount { denied: denied + shadow_denied, first_look });
         }
         for touched in self.watched.iter_mut().filter_map(|watched| watched.rules.get_mut(rule)) {
             if let Some(look) = touched.looks.front_mut() {
@@ -128,8 +149,8 @@ impl Denials {
         }
     }
 
-    /// Ends a look: what jumped in it, the latest change first, since it may need what an earlier one made. Changes are
-    /// watched for a while.
+    /// Ends a look and returns its jumps, the latest change first, because it may depend on an
+    /// earlier one. Changes are watched for `WATCHED_MS`.
     pub(super) fn look(&mut self, now_ms: u64) -> Vec<DenialJump> {
         let jumps = self.jumps();
         self.watched.retain(|watched| now_ms < watched.applied_ms.saturating_add(WATCHED_MS));
@@ -154,14 +175,14 @@ impl Denials {
         }
     }
 
-    /// Keeps what is denied from now on apart from what was denied before: a change that came into force is compared with the latter,
-    /// however long the store takes to say which change that is.
+    /// Counts denials aside from now on. A new change is compared with the denials before it,
+    /// however long the store takes to name the change.
     pub(super) fn set_aside(&mut self) {
         self.aside.get_or_insert_default();
     }
 
-    /// Goes on as before: all changes that came into force are known. What was denied meanwhile counts as long as it took, up to a minute: however
-    /// long that was, nobody denied so much in one.
+    /// Ends the separate count, because all changes in force are known. Its denials count for the
+    /// time it took, or as the average of one minute if it took longer.
     pub(super) fn go_on(&mut self) {
         let Some(PausedCounts { mut minute, looks }) = self.aside.take() else { return };
         if looks >= LOOKS_PER_MINUTE {
@@ -172,12 +193,16 @@ impl Denials {
         }
         if let Some(current) = self.minutes.front_mut() {
             current.is_partial |= minute.is_partial;
-            minute.denied.iter().for_each(|(rule, denied)| current.add(rule, *denied));
+            for (rule, count) in &minute.rules {
+                let first_look = count.first_look + self.looks;
+                current.add(rule, MinuteCount { first_look, ..*count });
+            }
             self.pass(looks);
         }
     }
 
-    /// What a rule denies is held against the latest change of it, and against the one before if that is undone.
+    /// Attributes the denials of a rule to its latest change, and to the one before if that is
+    /// rolled back.
     fn jumps(&self) -> Vec<DenialJump> {
         let mut later: HashSet<&str> = HashSet::new();
         let mut jumps = Vec::new();
@@ -188,17 +213,24 @@ impl Denials {
         jumps
     }
 
-    /// Remembers what rules denied before this server started, in as long a time as a change is compared with.
-    pub(super) fn recall(&mut self, denied: HashMap<Box<str>, u64>) {
-        if self.minutes.is_empty() {
-            self.minutes.push_front(Minute::default());
-        }
-        self.minutes.push_back(Minute { denied, is_partial: false });
+    /// Adds the counts of rules before this server started, over the time that a change is compared
+    /// with. All of them belong to the minute of the oldest record.
+    pub(super) fn recall(&mut self, logged: HashMap<Box<str>, LoggedCount>) {
         self.minutes.resize_with(MINUTES_BEFORE + 1, Minute::default);
+        for (rule, LoggedCount { denied, age_ms }) in logged {
+            let looks = usize::try_from(age_ms / LOOK_MS).unwrap_or(usize::MAX);
+            let looks = looks.min(MINUTES_BEFORE * LOOKS_PER_MINUTE);
+            // The minute at `at` began `at` whole minutes before the current one.
+            let at = looks.div_ceil(LOOKS_PER_MINUTE);
+            let first_look = at * LOOKS_PER_MINUTE - looks;
+            if let Some(minute) = self.minutes.get_mut(at) {
+                minute.add(&rule, MinuteCount { denied, first_look });
+            }
+        }
     }
 
-    /// Watches the rules that a change may have made stricter, of which somebody may have approved what it does. The changes that are
-    /// no longer watched for that.
+    /// Watches the rules that a change may have made stricter, with its approved effect, if any.
+    /// Returns the changes that are dropped to make room.
     pub(super) fn watch(
         &mut self,
         (change, applied_ms): (u64, u64),
@@ -215,7 +247,8 @@ impl Denials {
             Some((rule.into_boxed_str(), touched))
         };
         let rules: HashMap<_, _> = rules.into_iter().take(RULES_MAX).filter_map(touched).collect();
-        // One that makes nothing stricter is nobody's mistake, and pushes out none that may be.
+        // A change that makes nothing stricter cannot be a mistake, and must not displace one that
+        // may be.
         if rules.is_empty() {
             return Vec::new();
         }
@@ -236,7 +269,7 @@ impl Denials {
         self.watched.drain(..gone).map(|watched| watched.change).collect()
     }
 
-    /// Watches a change no longer. What its rules denied by it is no other's.
+    /// Stops watching a change. The denials that it caused do not count against other changes.
     pub(super) fn forget(&mut self, change: u64) {
         let Some(at) = self.watched.iter().position(|watched| watched.change == change) else { return };
         let gone = self.watched.remove(at);
@@ -256,8 +289,8 @@ impl Denials {
         self.watched.iter().any(|watched| watched.change == change && watched.refused_at == Some(revision))
     }
 
-    /// Notes that a change could not be undone, and says whether that is news. At the revision that is named it is not tried
-    /// again; without one it is, with every look.
+    /// Notes that a change could not be rolled back, and returns whether that is new. With a
+    /// revision, there is no retry at that revision; without one, every look retries.
     pub(super) fn refuse(&mut self, change: u64, at: Option<u64>) -> bool {
         let watched = self.watched.iter_mut().find(|watched| watched.change == change);
         watched.is_some_and(|watched| {
@@ -266,7 +299,7 @@ impl Denials {
         })
     }
 
-    /// Begins to hold against changes what their rules do, whose requests are counted from now on.
+    /// Starts to judge the watched changes, and counts the requests of their rules from now on.
     pub(super) fn begin(&mut self, rules: &ActiveRules) {
         self.mark(rules);
         self.take_from(rules);
@@ -283,7 +316,24 @@ impl Denials {
         }
     }
 
-    /// Whether a rule is watched by a change that nobody approved.
+    /// Returns the rules of a change that would be watched, and the reason for those that would not.
+    pub(super) fn forecast(&self, touched: &[String], stricter: &StricterRules) -> WatchForecast {
+        let mut forecast = WatchForecast::default();
+        for rule in touched {
+            if stricter.new.contains(rule) {
+                forecast.leave_out(rule, UnwatchedReason::New);
+            } else if !stricter.known.contains(rule) && !self.is_in_question(rule) {
+                // The change only relaxes the rule.
+            } else if self.before_change(rule).is_none() {
+                forecast.leave_out(rule, UnwatchedReason::NoBaseline);
+            } else if forecast.rule_count < RULES_MAX {
+                forecast.add(rule);
+            }
+        }
+        forecast
+    }
+
+    /// Whether an unapproved change of the rule is watched.
     pub(super) fn is_in_question(&self, rule: &str) -> bool {
         self.in_question(rule).next().is_some()
     }
@@ -293,41 +343,49 @@ impl Denials {
         touched.filter(|touched| touched.approved <= 0.0)
     }
 
-    /// What a rule denied a minute before a change. What it denies by another one that is in question is no measure: a second
-    /// mistake would be right by the first.
+    /// Returns the denials per minute of a rule before a change. Denials by another unapproved
+    /// change do not count, or a first mistake would justify a second.
     fn before_change(&self, rule: &str) -> Option<f64> {
         let before = self.in_question(rule).map(|touched| touched.before_per_minute);
         Some(before.fold(self.before_per_minute(rule)?, f64::min))
     }
 
-    /// What a rule denied in the minutes that are known; nothing if that may not be all.
+    /// Returns the baseline of a rule: its denials per minute since its first request in the stored
+    /// minutes. `None` if that request is less than a minute old, or the counts may be incomplete.
     fn before_per_minute(&self, rule: &str) -> Option<f64> {
-        let denied: u64 = self.minutes.iter().filter_map(|minute| minute.denied.get(rule)).sum();
+        let (mut denied, mut looks) = (0, 0);
+        for (at, minute) in self.minutes.iter().enumerate() {
+            if let Some(count) = minute.rules.get(rule) {
+                denied += count.denied;
+                looks = (self.looks + at * LOOKS_PER_MINUTE).saturating_sub(count.first_look);
+            }
+        }
         let is_partial = self.minutes.iter().any(|minute| minute.is_partial);
-        if is_partial && denied == 0 {
+        if looks < LOOKS_PER_MINUTE || (is_partial && denied == 0) {
             return None;
         }
-        let looks = self.minutes.len().saturating_sub(1) * LOOKS_PER_MINUTE + self.looks;
-        // Of less than a minute it is not concluded that there would have been more.
-        Some(as_float(denied) / (as_float(looks as u64) / as_float(LOOKS_PER_MINUTE as u64)).max(1.0))
+        Some(as_float(denied) / (as_float(looks as u64) / as_float(LOOKS_PER_MINUTE as u64)))
     }
 }
 
 impl Minute {
-    fn add(&mut self, rule: &str, denied: u64) {
-        if let Some(count) = self.denied.get_mut(rule) {
-            *count += denied;
-        } else if self.denied.len() < REMEMBERED_MAX {
-            self.denied.insert(rule.into(), denied);
+    fn add(&mut self, rule: &str, new: MinuteCount) {
+        if let Some(count) = self.rules.get_mut(rule) {
+            count.denied += new.denied;
+            count.first_look = count.first_look.min(new.first_look);
+        } else if self.rules.len() < REMEMBERED_MAX {
+            self.rules.insert(rule.into(), new);
         } else {
             self.is_partial = true;
         }
     }
 
-    /// What was denied in some looks out of these, as if it was evenly.
+    /// Scales the denials of `looks` looks to the last `some` of them, as if they were evenly spread.
     fn last(&mut self, some: usize, looks: usize) {
-        let part = |denied: u64| denied.saturating_mul(some as u64) / (looks as u64).max(1);
-        self.denied.values_mut().for_each(|denied| *denied = part(*denied));
+        for count in self.rules.values_mut() {
+            count.denied = count.denied.saturating_mul(some as u64) / (looks as u64).max(1);
+            count.first_look = count.first_look.saturating_sub(looks - some);
+        }
     }
 }
 
@@ -340,7 +398,7 @@ impl WatchedChange {
             let (denied, asked) = looks.iter().fold((0, 0), |sum, look| (sum.0 + look.0, sum.1 + look.1));
             let is_jump = denied >= DENIALS_MIN
                 && denied.saturating_mul(100) >= asked.saturating_mul(DENIED_PERCENT_MIN)
-                && as_float(denied) > JUMP * before_per_minute
+                && as_float(denied) > f64::from(JUMP) * before_per_minute
                 && as_float(denied) > APPROVED_TIMES * approved * as_float(asked);
             let (change, rule, before_per_minute) = (self.change, rule.to_string(), *before_per_minute);
             is_jump.then_some(DenialJump { change, rule, before_per_minute, denied })
@@ -349,7 +407,7 @@ impl WatchedChange {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "nobody denies that much in a minute")]
+#[expect(clippy::cast_precision_loss, reason = "denials of a minute are below 2^53")]
 fn as_float(count: u64) -> f64 {
     count as f64
 }
@@ -360,18 +418,30 @@ mod tests {
 
     const NOW_MS: u64 = 1_000_000;
 
-    /// Notes the same for so many looks; what jumped in the last of them.
+    /// Notes the same counts in `count` looks, and returns the jumps of the last.
     fn looks(denials: &mut Denials, count: usize, (denied, asked): (u64, u64)) -> Vec<DenialJump> {
         let mut jumps = Vec::new();
         for _ in 0..count {
             denials.take_from(&ActiveRules::default());
-            denials.note("a", RuleTally { denied, shadow_denied: 0, asked });
+            denials.note("a", tally(denied, asked));
             jumps = denials.look(NOW_MS);
         }
         jumps
     }
 
-    /// Watches a change whose rules are counted from now on.
+    /// Watches a change and counts the requests of its rules from now on.
+    fn tally(denied: u64, asked: u64) -> RuleTally {
+        RuleTally { denied, asked, is_used: true, ..RuleTally::default() }
+    }
+
+    /// Denials with a minute of requests for each rule, none of them denied.
+    fn with_baseline<const RULES: usize>(rules: [&str; RULES]) -> Denials {
+        let mut denials = Denials::default();
+        let baseline = |rule: &str| (rule.into(), LoggedCount { denied: 0, age_ms: 60_000 });
+        denials.recall(rules.map(baseline).into());
+        denials
+    }
+
     fn watch<const RULES: usize>(
         denials: &mut Denials,
         change: (u64, u64),
@@ -398,39 +468,76 @@ mod tests {
         assert_eq!((jumps[0].change, &*jumps[0].rule, jumps[0].denied), (7, "a", 1_212));
         assert!((jumps[0].before_per_minute - 120.0).abs() < 1e-9, "{jumps:?}");
         assert_eq!(after((five_minutes, (10, 100)), (100, 1_000)), []);
-        // Long ago does not count, and half a minute is not made into a whole one.
-        assert_eq!(after((0, (0, 0)), (9, 100)).len(), 1);
-        assert_eq!(after((6, (2, 100)), (10, 100)), []);
+        assert_eq!(after((LOOKS_PER_MINUTE, (0, 100)), (9, 100)).len(), 1);
+    }
+
+    #[test]
+    fn without_a_minute_of_requests_before_a_change_there_is_no_jump() {
+        let jumps = |looks: usize| after((looks, (0, 100)), (100, 100)).len();
+        assert_eq!([0, 1, LOOKS_PER_MINUTE - 1, LOOKS_PER_MINUTE].map(jumps), [0, 0, 0, 1]);
+        // The server runs for long, and the rule has requests for half a minute only.
+        let mut denials = Denials::default();
+        for _ in 0..2 * LOOKS_PER_MINUTE {
+            denials.take_from(&ActiveRules::default());
+            denials.look(NOW_MS);
+        }
+        looks(&mut denials, LOOKS_PER_MINUTE / 2, (0, 100));
+        assert_eq!(denials.before_per_minute("a"), None);
+        looks(&mut denials, LOOKS_PER_MINUTE / 2, (10, 100));
+        assert_eq!(denials.before_per_minute("a"), Some(60.0), "since its first request");
+    }
+
+    #[test]
+    fn forecast_lists_the_rules_to_be_watched() {
+        let names = |rules: &[&str]| rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>();
+        let stricter = StricterRules {
+            known: names(&["known", "unused"]).into_iter().collect(),
+            new: names(&["new"]).into_iter().collect(),
+        };
+        let mut denials = with_baseline(["known", "mended", "new", "raised"]);
+        watch(&mut denials, (7, NOW_MS), ["mended"], None);
+        let forecast = |rules: &[&str]| denials.forecast(&names(rules), &stricter);
+        let all = forecast(&["known", "mended", "new", "raised", "unused"]);
+        assert_eq!(all.to_json().expect("watched")["rules"], serde_json::json!(["known", "mended"]));
+        assert!(all.not_watched().is_some_and(|text| text.starts_with("rule \"new\" is new: ")));
+        let unused = forecast(&["unused"]);
+        assert_eq!(unused.to_json(), None);
+        assert!(unused.not_watched().is_some_and(|text| text.starts_with("rule \"unused\" has no request")));
+        assert_eq!(forecast(&["raised"]).not_watched().as_deref(), Some("no rule denies more than before"));
     }
 
     #[test]
     fn few_denials_and_a_small_part_are_no_jump() {
-        assert_eq!(after((0, (0, 0)), (8, 8)), [], "96 a minute");
-        assert_eq!(after((0, (0, 0)), (10, 1_001)), [], "less than a percent");
-        assert_eq!(after((0, (0, 0)), (10, 1_000)).len(), 1);
+        let minute = (LOOKS_PER_MINUTE, (0, 1_000));
+        assert_eq!(after(minute, (8, 8)), [], "96 a minute");
+        assert_eq!(after(minute, (10, 1_001)), [], "less than a percent");
+        assert_eq!(after(minute, (10, 1_000)).len(), 1);
     }
 
     #[test]
-    fn what_a_rule_would_have_denied_in_shadow_mode_is_no_jump_when_it_does() {
+    fn shadow_denials_are_no_jump_when_enforced() {
         let enforced_after = |shadow_denied: u64| {
             let mut denials = Denials::default();
-            denials.take_from(&ActiveRules::default());
-            denials.note("a", RuleTally { shadow_denied, ..RuleTally::default() });
-            denials.look(NOW_MS);
+            for look in 0..LOOKS_PER_MINUTE as u64 {
+                denials.take_from(&ActiveRules::default());
+                let shadow_denied = if look == 0 { shadow_denied } else { 0 };
+                denials.note("a", RuleTally { shadow_denied, is_used: true, ..RuleTally::default() });
+                denials.look(NOW_MS);
+            }
             watch(&mut denials, (7, NOW_MS), ["a"], None);
             looks(&mut denials, LOOKS_PER_MINUTE, (100, 200)).len()
         };
         assert_eq!([0, 119, 120].map(enforced_after), [1, 1, 0]);
-        // While it is in shadow mode it denies nobody.
-        let mut denials = Denials::default();
+        // In shadow mode the rule denies nothing.
+        let mut denials = with_baseline(["a"]);
         watch(&mut denials, (7, NOW_MS), ["a"], None);
         denials.take_from(&ActiveRules::default());
-        denials.note("a", RuleTally { shadow_denied: 1_000, ..RuleTally::default() });
+        denials.note("a", RuleTally { shadow_denied: 1_000, is_used: true, ..RuleTally::default() });
         assert_eq!(denials.look(NOW_MS), []);
     }
 
     #[test]
-    fn what_somebody_approved_is_no_jump_up_to_twice_as_much() {
+    fn denials_up_to_twice_the_approved_share_are_no_jump() {
         let effect = |newly_denied: u32| {
             let measured = format!(
                 r#"{{"records":100,"requests":100,"newly_denied":{newly_denied},"newly_allowed":0,
@@ -439,10 +546,10 @@ mod tests {
             ApprovedEffect::read(&format!(r#"{{"measured":{measured}}}"#)).expect("measured")
         };
         let jumps = |approved: Option<&ApprovedEffect>, rule: &str, look: (u64, u64)| {
-            let mut denials = Denials::default();
+            let mut denials = with_baseline(["a", "b"]);
             watch(&mut denials, (7, NOW_MS), ["a", "b"], approved);
             denials.take_from(&ActiveRules::default());
-            denials.note(rule, RuleTally { denied: look.0, asked: look.1, shadow_denied: 0 });
+            denials.note(rule, tally(look.0, look.1));
             denials.look(NOW_MS).len()
         };
         assert_eq!(jumps(None, "a", (990, 1_000)), 1);
@@ -456,7 +563,7 @@ mod tests {
 
     #[test]
     fn only_the_rules_of_changes_of_the_last_minutes_are_watched() {
-        let mut denials = Denials::default();
+        let mut denials = with_baseline(["a", "b"]);
         watch(&mut denials, (7, NOW_MS), ["b"], None);
         assert_eq!(looks(&mut denials, 20, (100, 100)), [], "another rule");
         watch(&mut denials, (8, NOW_MS - WATCHED_MS), ["a"], None);
@@ -471,6 +578,8 @@ mod tests {
         let watched = |denials: &Denials| denials.watched.iter().map(|one| one.change).collect::<Vec<_>>();
         assert_eq!(watched(&denials), [7], "those that make nothing stricter push out none");
         let many = |change: u64| (0..RULES_MAX).map(move |rule| format!("{change}-{rule}"));
+        let baseline = |rule: String| (rule.into(), LoggedCount { denied: 0, age_ms: 240_000 });
+        denials.recall((300..310).flat_map(many).map(baseline).collect());
         let gone: Vec<_> =
             (300..310).flat_map(|change| denials.watch((change, NOW_MS), many(change), None)).collect();
         assert_eq!(
@@ -478,38 +587,38 @@ mod tests {
             (vec![7], (300..310).collect()),
             "the earliest goes, and is told"
         );
-        let mut denials = Denials::default();
+        let mut denials = with_baseline(["a"]);
         let gone: Vec<_> = (0..CHANGES_MAX as u64 + 2)
             .flat_map(|change| denials.watch((change, NOW_MS), ["a".to_owned()], None))
             .collect();
         assert_eq!((gone, denials.watched.len()), (vec![0, 1], CHANGES_MAX), "however small");
     }
 
-    /// What is denied before requests are counted would look like all of them.
+    /// Denials before requests are counted would look like 100 % of them.
     #[test]
-    fn what_a_rule_denied_before_its_requests_were_counted_is_not_held_against_a_change() {
+    fn denials_before_requests_are_counted_are_no_jump() {
         let jumps = |begins: bool| {
-            let mut denials = Denials::default();
+            let mut denials = with_baseline(["a"]);
             denials.take_from(&ActiveRules::default());
             denials.watch((7, NOW_MS), ["a".to_owned()], None);
             if begins {
                 denials.begin(&ActiveRules::default());
             }
-            denials.note("a", RuleTally { denied: 300, shadow_denied: 0, asked: 1 });
+            denials.note("a", tally(300, 1));
             denials.look(NOW_MS).len()
         };
         assert_eq!([false, true].map(jumps), [0, 1]);
     }
 
     #[test]
-    fn what_is_denied_before_a_change_is_known_is_not_what_was_denied_before_it() {
+    fn denials_during_a_store_outage_are_not_the_baseline() {
         let jumps = |is_aside: bool| {
             let mut denials = Denials::default();
             looks(&mut denials, 12, (1, 100));
             if is_aside {
                 denials.set_aside();
             }
-            // The store is gone for two minutes.
+            // The store is unreachable for two minutes.
             looks(&mut denials, 24, (100, 100));
             watch(&mut denials, (7, NOW_MS), ["a"], None);
             denials.go_on();
@@ -519,19 +628,19 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_aside_is_what_was_denied_before_the_next_change() {
+    fn denials_set_aside_join_the_next_baseline() {
         let mut denials = Denials::default();
         looks(&mut denials, 12, (0, 100));
         denials.set_aside();
         looks(&mut denials, 12, (5, 100));
         assert_eq!(denials.before_per_minute("a"), Some(0.0));
         denials.go_on();
-        // Of two minutes, one in which it denied nothing.
+        // Two minutes, one of them without denials.
         assert_eq!(denials.before_per_minute("a"), Some(30.0));
     }
 
     #[test]
-    fn what_was_denied_in_a_long_time_was_not_denied_in_a_minute() {
+    fn denials_set_aside_count_per_minute() {
         let before = |looks_aside: usize| {
             let mut denials = Denials::default();
             looks(&mut denials, 5 * LOOKS_PER_MINUTE, (5, 100));
@@ -545,7 +654,7 @@ mod tests {
 
     #[test]
     fn the_latest_change_is_undone_first_and_none_is_tried_twice_at_a_revision() {
-        let mut denials = Denials::default();
+        let mut denials = with_baseline(["a", "b"]);
         for change in [7, 8] {
             watch(&mut denials, (change, NOW_MS), ["a"], None);
         }
@@ -563,9 +672,9 @@ mod tests {
     }
 
     #[test]
-    fn what_a_change_denies_is_no_measure_for_the_next() {
+    fn denials_of_a_watched_change_are_not_the_next_baseline() {
         let jumps = |approved: Option<&ApprovedEffect>| {
-            let mut denials = Denials::default();
+            let mut denials = with_baseline(["a"]);
             watch(&mut denials, (7, NOW_MS), ["a"], approved);
             looks(&mut denials, 6, (200, 1_000));
             watch(&mut denials, (8, NOW_MS), ["a"], None);
@@ -579,10 +688,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_denied_before_a_start_is_compared_with() {
+    fn logged_denials_before_a_start_are_the_baseline() {
         let jumps = |before: u64| {
             let mut denials = Denials::default();
-            denials.recall(HashMap::from([("a".into(), before)]));
+            denials.recall([("a".into(), LoggedCount { denied: before, age_ms: WATCHED_MS })].into());
             watch(&mut denials, (7, NOW_MS), ["a"], None);
             // It is watched once, however often it is found.
             watch(&mut denials, (7, NOW_MS), ["a"], None);
@@ -593,13 +702,15 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_remembered_is_not_judged() {
-        let mut denials = Denials::default();
-        looks(&mut denials, 1, (1, 1));
+    fn rules_beyond_the_memory_limit_have_no_baseline() {
+        let mut denials = with_baseline(["b"]);
+        looks(&mut denials, LOOKS_PER_MINUTE + 1, (1, 1));
+        assert_eq!(denials.before_per_minute("b"), Some(0.0));
         for rule in 0..REMEMBERED_MAX {
-            denials.note(&rule.to_string(), RuleTally { denied: 1, shadow_denied: 0, asked: 1 });
+            denials.note(&rule.to_string(), tally(1, 1));
         }
         assert_eq!(denials.before_per_minute("another"), None);
-        assert_eq!(denials.before_per_minute("a"), Some(1.0));
+        assert_eq!(denials.before_per_minute("b"), None, "its denials may be missing");
+        assert_eq!(denials.before_per_minute("a"), Some(12.0));
     }
 }

@@ -1,10 +1,11 @@
-//! Follows the store: begins with what it holds or the last good snapshot, and takes over what changes.
+//! Follows the rule store: starts with its content or the last good snapshot, and takes over every
+//! change.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tidegate_core::{Backoff, with_jitter};
 use tidegate_rules::rows::RuleRows;
 use tidegate_rules::snapshot::Snapshot;
@@ -24,8 +25,8 @@ use crate::config::StoreConfig;
 use crate::rules::ActiveRules;
 use crate::shared::{Shared, StartError};
 
-/// How long to wait before something is tried again that the store did not give. Shorter: what it did not give is there
-/// earlier; a store in trouble is asked more.
+/// Delay before a retry after a failed load. Shorter: the rules arrive earlier; a store in trouble
+/// gets more requests.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// A server that follows the store of its rules, or will once it is there.
@@ -34,9 +35,9 @@ pub(crate) struct StoreFollower {
     shared: Arc<Shared>,
     /// Before any of a store, or of a snapshot, were added.
     configured: Arc<Credentials>,
-    /// What a snapshot gave, until there is a store.
+    /// The followed store, or the snapshot in force until the store is reachable.
     begun: Result<Arc<Control>, Snapshot>,
-    /// Whether what it began with is from a snapshot.
+    /// Whether the first rules came from a snapshot.
     is_kept: bool,
 }
 
@@ -54,14 +55,15 @@ impl StoreFollower {
                         shared.metrics.control.store_is_up(true);
                         let is_new = control.rule_rows().revision == 0;
                         if is_new {
-                            begin_without_what_was_lost(&config, &shared, &control).await;
+                            begin_from_snapshot_for_empty_store(&config, &shared, &control).await;
                         }
                         let is_kept = is_new && control.rule_rows().revision > 0;
                         shared.follows(Arc::clone(&control));
                         return Ok(Self { config, shared, configured, begun: Ok(control), is_kept });
                     }
                     Err(problem) => {
-                        // What was refused is tried again when it changes; what was not given, all of it.
+                        // Refused content is retried when it changes; after a failed load,
+                        // everything is loaded again.
                         if matches!(problem, LoadError::Failed(_)) {
                             control.want(LoadDepth::Everything);
                         }
@@ -89,7 +91,7 @@ impl StoreFollower {
         Ok(Self { config, shared, configured, begun, is_kept: true })
     }
 
-    /// Takes over what changes, until told to stop.
+    /// Takes over changes until `stop` is cancelled.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let Self { config, shared, configured, begun, is_kept } = self;
         let control = match begun {
@@ -120,7 +122,7 @@ impl StoreFollower {
             () = rollback::look(Arc::clone(&control)) => {}
         }
         if let Some(kept) = kept {
-            // What it could not write it has told.
+            // The task has logged its failed writes.
             let _ = kept.await;
         }
         control.store().close().await;
@@ -150,20 +152,22 @@ pub(super) fn control(
         emergencies_wanted: Notify::new(),
         denials: Mutex::default(),
         unreviewed: tokio::sync::Mutex::new(Some(UnreviewedChanges::at_start())),
+        last_rollback: ArcSwapOption::empty(),
         plan_permits: PlanPermits::default(),
         beside: tokio::sync::Mutex::default(),
     })
 }
 
-/// Each line of what is wrong with what a store holds, with where that is.
+/// Prefixes each line of a problem with the address of the store.
 fn located(config: &StoreConfig, problem: &str) -> String {
     let lines: Vec<String> =
         problem.lines().map(|line| format!("rules: {}: {line}", config.address)).collect();
     lines.join("\n")
 }
 
-/// A store that has nothing yet may be in the place of one that was lost: without rules everything would pass.
-async fn begin_without_what_was_lost(config: &StoreConfig, shared: &Arc<Shared>, control: &Control) {
+/// Starts from the last snapshot, because an empty store may replace a lost one. Without rules
+/// every request would pass.
+async fn begin_from_snapshot_for_empty_store(config: &StoreConfig, shared: &Arc<Shared>, control: &Control) {
     if let Ok(last) = last_good(config, shared).await
         && last.snapshot.rule_rows.revision > 0
     {
@@ -173,17 +177,18 @@ async fn begin_without_what_was_lost(config: &StoreConfig, shared: &Arc<Shared>,
 }
 
 impl Control {
-    /// Goes on from a snapshot whose rules are in force. Of tokens, the store knows better, if it said anything of them.
+    /// Continues from a snapshot with its rules in force. Its tokens apply unless the store is
+    /// known to have had any.
     async fn begin_with(&self, Snapshot { rule_rows, credentials }: Snapshot, shared: &Shared) {
         self.in_force.store(Arc::new(rule_rows));
-        if self.credentials.load().is_empty() && !self.has_said_who_may_ask().await {
+        if self.credentials.load().is_empty() && !self.has_stored_credentials().await {
             admit(&self.configured, &credentials, shared);
             self.credentials.store(Arc::new(credentials.to_vec()));
         }
     }
 
-    /// Whether the store was asked for its tokens, and ever had any.
-    async fn has_said_who_may_ask(&self) -> bool {
+    /// Whether the tokens of the store were loaded, and it ever had any.
+    async fn has_stored_credentials(&self) -> bool {
         self.loading.lock().await.credential_revision.is_some_and(|revision| revision > 0)
     }
 }
@@ -195,7 +200,8 @@ struct CompiledSnapshot {
     rules: ActiveRules,
 }
 
-/// Reads and compiles it beside whoever waits: it may be a million rows, from a network.
+/// Reads and compiles the last good snapshot on a blocking thread: it may have a million rows and
+/// come over a network.
 async fn last_good(config: &StoreConfig, shared: &Arc<Shared>) -> Result<CompiledSnapshot, String> {
     let (config, shared) = (config.clone(), Arc::clone(shared));
     let reading = tokio::task::spawn_blocking(move || {
@@ -209,7 +215,7 @@ async fn last_good(config: &StoreConfig, shared: &Arc<Shared>) -> Result<Compile
 }
 
 impl CompiledSnapshot {
-    /// Puts it in force, and says so.
+    /// Puts the snapshot in force and logs that.
     fn begin(self, shared: &Shared, problem: &str) -> Snapshot {
         let Self { snapshot, written_ms, rules } = self;
         let RuleRows { revision, emergency_revision, .. } = snapshot.rule_rows;
@@ -233,7 +239,7 @@ fn seed(shared: &Shared) -> u64 {
     shared.now_ms() ^ u64::from(std::process::id()).rotate_left(32)
 }
 
-/// Opens a store that was gone, once it is there. It is looked for as one is that goes while a server runs.
+/// Opens the store once it is reachable. Retries as for a store that is lost while the server runs.
 async fn find(config: &StoreConfig, seed: u64) -> Store {
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX, seed);
     loop {
@@ -250,20 +256,20 @@ async fn pause(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
-/// Wakes whoever loads when something may have changed, and all of it now and then.
+/// Wakes the loading tasks when something may have changed, and for a full load at intervals.
 async fn watch(control: &Arc<Control>, config: &StoreConfig) {
     let seed = control.shared.upgrade().map_or(0, |shared| seed(&shared));
     let mut watch = control.store().watch_looking(seed, config.look);
     let mut ticks = interval(with_jitter(config.reconcile, seed));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first comes at once, and all was just loaded.
+    // The first tick comes at once, and everything was just loaded.
     ticks.tick().await;
     let mut is_up = true;
     loop {
         let wanted = tokio::select! {
             signal = watch.next() => match signal {
                 Signal::MayHaveChanged => {
-                    // What was said meanwhile is not known.
+                    // Notifications during the outage are lost.
                     let look = if is_up { LoadDepth::Heads } else { LoadDepth::Everything };
                     if !is_up {
                         tracing::info!("the store of rules is there again");
@@ -298,7 +304,7 @@ impl Control {
         if look == LoadDepth::Everything {
             self.everything_wanted.store(true, Ordering::Relaxed);
         }
-        // Nothing is kept of a second call before the first was heard: both mean the same.
+        // A second notification before the first is handled adds nothing: both mean the same.
         self.emergencies_wanted.notify_one();
         self.rows_wanted.notify_one();
     }
@@ -339,7 +345,7 @@ async fn wait(wanted: &Notify, is_done: bool) {
     }
 }
 
-/// Says what was not taken over; whether trying again would be pointless.
+/// Logs a failed load. Returns whether a retry would be pointless.
 fn log_outcome(what: &str, taken: Result<(), LoadError>) -> bool {
     match taken {
         Ok(()) | Err(LoadError::Stopping) => true,
@@ -431,7 +437,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_came_from_a_snapshot_is_not_written_again() {
+    async fn rules_from_a_snapshot_are_not_written_again() {
         assert_eq!((kept(false).await, kept(true).await), (1, 0));
     }
 }

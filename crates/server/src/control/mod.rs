@@ -1,7 +1,8 @@
-//! Rules that come from a store: taken over whole when they change, kept when the store is gone.
+//! Rules from a rule store: replaced as a whole when they change, kept while the store is
+//! unreachable.
 //!
-//! What is in force is only ever replaced by something that compiled. Emergencies are taken over on a way of their own: they
-//! wait for no book to be read, and no rule is compiled again for them.
+//! Only rules that compiled replace those in force. Emergencies are loaded separately: they do not
+//! wait for rule rows, and no rule is compiled again for them.
 
 mod applied;
 mod bucket;
@@ -12,12 +13,15 @@ mod plan;
 mod review;
 mod rollback;
 mod snapshots;
+#[cfg(test)]
+mod tests;
+mod watch;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tidegate_rules::RuleSet;
 use tidegate_rules::rows::{EmergencyRow, RuleRows};
 use tidegate_rules::store::{Credential, Store, StoreError};
@@ -28,7 +32,9 @@ use tokio::time::{MissedTickBehavior, interval};
 pub(crate) use bucket::Bucket;
 pub(crate) use follow::StoreFollower;
 pub(crate) use plan::{PlanError, PlanResult};
+pub(crate) use rollback::AutomaticRollback;
 pub(crate) use snapshots::Snapshots;
+pub(crate) use watch::WatchForecast;
 
 use denials::Denials;
 use plan::PlanPermits;
@@ -44,42 +50,44 @@ use crate::shared::Shared;
 pub(crate) struct Control {
     store: Store,
     shared: Weak<Shared>,
-    /// What is asked of the store is asked here: a worker's runtime has decisions to make.
+    /// Runtime of all calls to the store, because the runtimes of the workers make decisions.
     runtime: Handle,
     placement: Option<String>,
-    /// Those of the configuration, which hold whatever the store says.
+    /// Tokens of the configuration, valid independently of the store.
     configured: Arc<Credentials>,
-    /// Whoever looks at it never waits: what replaces it holds `replacing`.
+    /// Readers never wait; a writer holds `replacing`.
     in_force: ArcSwap<RuleRows>,
     replacing: Mutex<()>,
     /// Those of the store, or of the snapshot that this server began with.
     credentials: ArcSwap<Vec<Credential>>,
-    /// One load of each kind at a time: what changes meanwhile is one more load.
+    /// One load of each kind at a time; changes meanwhile cause one more load.
     loading: tokio::sync::Mutex<LoadState>,
     loading_emergencies: tokio::sync::Mutex<()>,
-    /// Wakes whoever loads the one or the other.
+    /// Wakes the task that loads rule rows.
     rows_wanted: Notify,
-    /// Whether whoever loads rows is to look at more than the heads.
+    /// Whether the next load of rows looks at more than the revisions.
     everything_wanted: AtomicBool,
     emergencies_wanted: Notify,
     denials: Mutex<Denials>,
-    /// One at a time looks at what came into force.
+    /// One task at a time reviews changes that came into force.
     unreviewed: tokio::sync::Mutex<Option<UnreviewedChanges>>,
+    last_rollback: ArcSwapOption<AutomaticRollback>,
     plan_permits: PlanPermits,
-    /// What the store holds and is not in force, as long as somebody looks at it: however many do, it is there once.
+    /// Content of the store that is not in force, while it is in use. All users share one copy.
     beside: tokio::sync::Mutex<Weak<RuleRows>>,
 }
 
-/// What was tried last, so that what was refused is not tried again until it changes.
+/// State of the last load, so that refused content is not retried until it changes.
 #[derive(Debug, Default)]
 struct LoadState {
     refused: Option<(u64, u64)>,
-    /// Whether what is in force is of another store than this one, which is new: its revisions say nothing here.
+    /// Whether the rules in force come from another store than this new one, so that its revisions
+    /// cannot be compared.
     is_of_another: bool,
     credential_revision: Option<u64>,
 }
 
-/// Why what the store holds is not in force.
+/// The reason why the content of the store is not in force.
 #[derive(Debug)]
 enum LoadError {
     /// The store did not give it.
@@ -106,18 +114,18 @@ impl From<StoreError> for LoadError {
     }
 }
 
-/// What a store is that has nothing, where there are rules in force.
+/// The problem of an empty store while there are rules in force.
 const EMPTY: &str = "it is empty and new, which the store of the rules in force is not: if that was lost, put it back; these \
                      rules stay until something is applied to this one";
 
 /// How thoroughly the store is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LoadDepth {
-    /// All it holds, for the first time: nothing of it is news.
+    /// All content, for the first time: none of it is a change.
     First,
-    /// What its heads say.
+    /// Only content with a new revision.
     Heads,
-    /// All it holds, whatever its heads say.
+    /// All content, regardless of the revisions.
     Everything,
 }
 
@@ -127,7 +135,7 @@ impl Control {
         &self.store
     }
 
-    /// What the set in force was compiled from.
+    /// Returns the rows that the rule set in force was compiled from.
     pub(crate) fn rule_rows(&self) -> Arc<RuleRows> {
         self.in_force.load_full()
     }
@@ -137,25 +145,27 @@ impl Control {
         self.shared.upgrade().map_or(0, |shared| shared.now_ms())
     }
 
-    /// Loads, compiles and puts in force what the store holds now; called after a change made here, so that this server
-    /// does not wait for its own notification.
+    /// Loads, compiles and puts in force the current content of the store. Called after a change on
+    /// this server, so that it does not wait for its own notification.
     pub(crate) async fn refresh(self: &Arc<Self>) -> Result<(), String> {
         let control = Arc::clone(self);
         self.to_its_end(async move {
             let emergencies = control.take_emergencies().await;
-            // Those that do not fit these rules may fit the next, and credentials have nothing to do with either.
+            // Emergencies that do not fit these rules may fit the next, and tokens depend on
+            // neither.
             control.take_rows(LoadDepth::Heads).await.and(emergencies)
         })
         .await
     }
 
-    /// The same of emergencies alone: they wait for no book, neither for one that is being read nor for one that is refused.
+    /// Does the same for emergencies alone. They do not wait for rule rows, neither for a load in
+    /// progress nor for refused rows.
     pub(crate) async fn refresh_emergencies(self: &Arc<Self>) -> Result<(), String> {
         let control = Arc::clone(self);
         self.to_its_end(async move { control.take_emergencies().await }).await
     }
 
-    /// Whoever asked may be gone before it is done.
+    /// Completes a load even if the caller is gone.
     async fn to_its_end(
         &self,
         taking: impl Future<Output = Result<(), LoadError>> + Send + 'static,
@@ -166,9 +176,9 @@ impl Control {
         }
     }
 
-    /// Held by whoever replaces the rules in force and the book that they are from.
+    /// Locks the replacement of the rules in force and of their rows.
     fn replacing(&self) -> MutexGuard<'_, ()> {
-        // Whoever panicked had not begun to replace them.
+        // A thread that panicked had not begun to replace them.
         self.replacing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -218,11 +228,12 @@ impl Control {
     /// Takes over emergencies, if they moved, for the rules that are in force.
     async fn take_emergencies(self: &Arc<Self>) -> Result<(), LoadError> {
         let _one_at_a_time = self.loading_emergencies.lock().await;
-        // Before the store is asked: what it says then is later, also where it lost something and counts from less.
+        // Read before the call to the store: the reply is then newer, even if the store lost writes
+        // and has a lower revision.
         let known = self.rule_rows();
         let (revision, rows) = self.store.emergencies().await?;
         let is_known = (known.emergency_revision, &known.emergencies) == (revision, &rows);
-        // As with rules: a store that never had any says nothing of those of another.
+        // As with rules: a store that never had emergencies does not remove those of another store.
         if is_known || revision == 0 {
             return Ok(());
         }
@@ -231,7 +242,7 @@ impl Control {
             self.blocking(move |control, shared| control.put_under((revision, rows), known, shared)).await;
         self.count(taken.as_ref().copied());
         if taken.is_ok() {
-            // Nobody waits for that: what it asks the store may stand behind a book that is being read.
+            // In the background, because its call to the store may wait for a load of rule rows.
             let (control, now_ms) = (Arc::clone(self), self.now_ms());
             self.runtime.spawn(async move { control.note_emergencies(now_ms).await });
         }
@@ -249,7 +260,7 @@ impl Control {
         }
     }
 
-    /// Does what takes long where nobody waits for it.
+    /// Runs long work on a blocking thread.
     async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self, &Shared) -> Result<T, LoadError> + Send + 'static,
@@ -259,7 +270,8 @@ impl Control {
         done.unwrap_or_else(|error| Err(LoadError::Refused(format!("could not be compiled: {error}"))))
     }
 
-    /// Puts a book in force that may be of another store, and gives what was; nothing if it is the same.
+    /// Puts rule rows in force, perhaps of another store, and returns the previous rules; `None` if
+    /// nothing differs.
     fn take_rule_rows(
         &self,
         rule_rows: RuleRows,
@@ -273,7 +285,7 @@ impl Control {
         self.put_in_force(rule_rows, is_of_another, shared).map(Some)
     }
 
-    /// Replaces what is in force, and gives what was.
+    /// Replaces the rules in force and returns the previous ones.
     fn put_in_force(
         &self,
         mut rule_rows: RuleRows,
@@ -281,11 +293,11 @@ impl Control {
         shared: &Shared,
     ) -> Result<PreviousRules, LoadError> {
         let mut rules = compile(&rule_rows, self.placement.as_deref(), shared).map_err(LoadError::Refused)?;
-        // Those that are watched count all that they are asked, from the first.
+        // Watched rules count all requests, from the first.
         self.denials().mark(&rules);
         let replacing = self.replacing();
         let before = self.rule_rows();
-        // Emergencies do not wait while a book is read: those of a later moment stay.
+        // Emergencies do not wait for a load of rule rows: later ones stay.
         if !is_of_another && before.emergency_revision > rule_rows.emergency_revision {
             let later = (before.emergency_revision, &*before.emergencies);
             rules = rules.with_emergencies(later, shared).map_err(LoadError::Refused)?;
@@ -297,7 +309,7 @@ impl Control {
         drop(replacing);
         let mut denials = self.denials();
         denials.take_from(&replaced);
-        // What the new rules deny is no measure for what the old ones did.
+        // Denials of the new rules must not count as denials of the old ones.
         denials.set_aside();
         denials.mark(&shared.rules.load());
         drop(denials);
@@ -312,7 +324,7 @@ impl Control {
     ) -> Result<(), LoadError> {
         let _replacing = self.replacing();
         let before = self.rule_rows();
-        // Those of a book that was read meanwhile are later.
+        // A load of rule rows brought later ones meanwhile.
         if before.emergency_revision != known && before.emergency_revision >= revision {
             return Ok(());
         }
@@ -337,13 +349,14 @@ impl Control {
     }
 }
 
-/// How often it is looked whether somebody still holds what was replaced, and how often at most: nobody holds it for as long as
-/// that takes.
+/// Interval and maximum number of looks whether replaced data is still in use. No reader holds it
+/// for that long.
 const LET_GO_EVERY: Duration = Duration::from_secs(1);
 const LET_GO_LOOKS_MAX: u32 = 60;
 
-/// Keeps what was replaced until nobody else holds it, and ends it on a thread where that holds up nobody: the end of a million
-/// rows takes long, and would otherwise come to whoever looked at them last, which may be a thread that decides.
+/// Keeps replaced data until no other reference is left, and drops it on a blocking thread. The
+/// drop of a million rows takes long, and would otherwise fall to the last reader, perhaps a thread
+/// that decides.
 async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) {
     let mut ticks = interval(LET_GO_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -357,7 +370,7 @@ async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) {
     let _ = tokio::task::spawn_blocking(move || drop(replaced)).await;
 }
 
-/// The rules of a book, ready to decide.
+/// Compiles rule rows into rules that can decide.
 fn compile(rule_rows: &RuleRows, placement: Option<&str>, shared: &Shared) -> Result<ActiveRules, String> {
     let set =
         RuleSet::compile(rule_rows, placement, shared.now_ms()).map_err(|problems| problems.to_string())?;

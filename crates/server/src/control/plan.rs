@@ -1,4 +1,5 @@
-//! Changes are looked at as a whole before they are made, by people or by the server itself.
+//! Plans: a change is compiled and measured as a whole before it is applied, by people or by the
+//! server itself.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRows};
 use tidegate_rules::store::{StoreError, in_emergency};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Control, let_go};
+use super::{Control, WatchForecast, let_go};
 use crate::decision_log::ReplayPermit;
 use crate::guardrail::{
     ApprovedEffect, BackTest, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS,
@@ -22,13 +23,13 @@ use crate::shared::{Shared, Tenant};
 /// memory of two books.
 const PLANS_MAX: usize = 1;
 
-/// The same of what the server does by itself: what it undoes does not wait for all who plan something.
+/// The same for changes of the server, so that automatic rollbacks do not wait for plans of people.
 const OWN_PLANS_MAX: usize = 1;
 
-/// How many warnings of a plan are told.
+/// Maximum number of warnings in a plan.
 const WARNINGS_MAX: usize = 100;
 
-/// Whose turn it is to have a change compiled.
+/// Permits to compile a change.
 #[derive(Debug)]
 pub(super) struct PlanPermits {
     peoples: Arc<Semaphore>,
@@ -42,18 +43,20 @@ impl Default for PlanPermits {
     }
 }
 
-/// What was found out about a change.
+/// The result of planning a change.
 #[derive(Debug)]
 pub(crate) struct PlanResult {
     pub(crate) effect: ChangeEffect,
-    /// What its author had better know of the rules that it puts.
+    /// Warnings to the author about the rules and overrides that the change puts.
     pub(crate) warnings: Vec<String>,
+    /// The rules that this server watches once the change is applied.
+    pub(crate) watch: WatchForecast,
 }
 
 /// Why a change is not made.
 #[derive(Debug)]
 pub(crate) enum PlanError {
-    /// The store would refuse it, or could not be asked.
+    /// The store would refuse it, or is unreachable.
     Store(StoreError),
     /// The rules would make no sense with it.
     Wrong(String),
@@ -66,8 +69,9 @@ impl From<StoreError> for PlanError {
 }
 
 impl Control {
-    /// What the store holds now. That is not in force yet if another server changed it a moment ago, and never if it was
-    /// refused: it has to be known all the same, or nobody could mend it.
+    /// Returns the current content of the store. It is not in force yet if another server just
+    /// changed it, and never if it was refused. It must be available all the same, or it could not
+    /// be repaired.
     pub(crate) async fn current(self: &Arc<Self>) -> Result<Arc<RuleRows>, StoreError> {
         let revisions = self.store.revisions().await?;
         let is_current = move |rule_rows: &RuleRows| {
@@ -77,14 +81,14 @@ impl Control {
         let mut rule_rows = self.rule_rows();
         if !is_current(&rule_rows) {
             if let Err(problem) = self.refresh().await {
-                tracing::debug!(problem, "what the store holds is looked at, and not in force");
+                tracing::debug!(problem, "plan against the store's rows, which are not in force");
             }
             rule_rows = self.rule_rows();
         }
         if is_current(&rule_rows) { Ok(rule_rows) } else { self.load_aside(is_current).await }
     }
 
-    /// What the store holds, read and in the end let go of where that holds up no decisions.
+    /// Loads the content of the store. Neither the load nor the later drop delays decisions.
     async fn load_aside(
         self: &Arc<Self>,
         is_current: impl Fn(&RuleRows) -> bool + Send + 'static,
@@ -103,10 +107,10 @@ impl Control {
         loading.await.unwrap_or_else(|error| Err(StoreError::Unreachable(error.to_string())))
     }
 
-    /// Looks at a change of somebody as a whole: whether the rules make sense with it, and what it would have done to recent
-    /// requests, beside what was approved of it.
+    /// Plans a change of a person as a whole: whether the rules compile with it, and its effect on
+    /// recent requests, compared with the approved effect.
     pub(crate) async fn evaluate(
-        &self,
+        self: &Arc<Self>,
         rule_rows: &Arc<RuleRows>,
         operations: &[Operation],
         approved: ApprovedEffect,
@@ -114,7 +118,8 @@ impl Control {
         self.check(rule_rows, operations)?;
         let permit = turn(&self.plan_permits.peoples).await?;
         let shared = self.shared.upgrade().ok_or_else(stopping)?;
-        // Before anything is compiled: while it waits for others who read the log, it holds nothing.
+        // Before the compilation, so that a plan that waits for other readers of the log uses no
+        // memory.
         let replay = match &shared.decision_log {
             None => None,
             Some(decision_log) => Some(decision_log.turn().await.map_err(|_| stopping())?),
@@ -123,14 +128,17 @@ impl Control {
         let puts: HashSet<String> = rows.map(|(_, name)| name.to_owned()).collect();
         let of_override = |operation: &&Operation| operation.row().0 == RowKind::Override;
         let overrides: Vec<Operation> = operations.iter().filter(of_override).cloned().collect();
+        let control = Arc::clone(self);
         let look = move |change_plan: ChangePlan| PlanResult {
+            watch: control.denials().forecast(change_plan.scope().touched(), &change_plan.scope().stricter()),
             warnings: warnings(&change_plan, &puts, &overrides, &shared),
             effect: measure(change_plan, approved, replay, &shared),
         };
         self.compile_plan(permit, rule_rows, operations, look).await
     }
 
-    /// Compiles what the store holds with a change in it, for the server itself, and gives what `look` makes of that.
+    /// Compiles the content of the store with a change, for the server itself, and returns the
+    /// result of `look`.
     pub(super) async fn compile_change<T: Send + 'static>(
         &self,
         rule_rows: &Arc<RuleRows>,
@@ -142,7 +150,7 @@ impl Control {
         self.compile_plan(permit, rule_rows, operations, look).await
     }
 
-    /// Refuses what the store would refuse.
+    /// Refuses operations that the store would refuse.
     fn check(&self, rule_rows: &RuleRows, operations: &[Operation]) -> Result<(), PlanError> {
         let is_missing = |operation: &&Operation| {
             let (kind, name) = operation.row();
@@ -156,8 +164,9 @@ impl Control {
         if in_emergency.is_empty() { Ok(()) } else { Err(StoreError::InEmergency(in_emergency).into()) }
     }
 
-    /// Has a change compiled, looked at and let go of on a thread where none of that holds up decisions. Until it is gone, nobody
-    /// else has the permit: however many ask, there are no more sets than permits.
+    /// Compiles a change, passes it to `look` and drops it, on a thread where this delays no
+    /// decisions. The permit is held until then, so there are never more compiled plans than
+    /// permits.
     async fn compile_plan<T: Send + 'static>(
         &self,
         permit: OwnedSemaphorePermit,
@@ -190,7 +199,7 @@ impl Control {
         let (rule_rows, now_ms) = (self.rule_rows(), shared.now_ms());
         let others =
             rule_rows.emergencies.iter().filter(|known| known.id != row.id && now_ms < known.expires_ms);
-        // That there are too many is for the store to say, which knows of all.
+        // The store refuses too many emergencies, because it knows all of them.
         let others = others.take(EMERGENCIES_MAX - 1).cloned();
         let all: Vec<EmergencyRow> = others.chain([row.clone()]).collect();
         aside(move || {
@@ -206,7 +215,7 @@ async fn turn(plan_permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Pla
     Arc::clone(plan_permits).acquire_owned().await.map_err(|_| stopping())
 }
 
-/// What the author of a change had better know of the rules and overrides that it puts.
+/// Returns warnings to the author about the rules and overrides that a change puts.
 fn warnings(
     change_plan: &ChangePlan,
     puts: &HashSet<String>,
@@ -217,12 +226,13 @@ fn warnings(
     let of_rules = rules.flat_map(|rule| rule.warned(&shared.fleet));
     let of_overrides = overrides.iter().filter_map(|operation| {
         let problem = unknown_tenant(operation.body()?, &shared.tenants)?;
-        Some(format!("overrides[{:?}].{problem}: it is for nobody here", operation.row().1))
+        Some(format!("overrides[{:?}].{problem}: no tenant of this server has it", operation.row().1))
     });
     of_rules.chain(of_overrides).take(WARNINGS_MAX).collect()
 }
 
-/// That a body is only for a tenant that this server does not know, if so. What else is wrong with it is for others to say.
+/// Returns a problem if a body is for a tenant that this server does not know. Other checks find
+/// other problems.
 fn unknown_tenant(body: &str, tenants: &[Tenant]) -> Option<String> {
     #[derive(Deserialize)]
     struct TenantField {
@@ -233,7 +243,8 @@ fn unknown_tenant(body: &str, tenants: &[Tenant]) -> Option<String> {
     (!is_known).then(|| format!("tenant: there is no [[tenants]] entry named {tenant:?}"))
 }
 
-/// What a change that makes sense would have done to recent requests. A log that does not say keeps nobody from changing rules.
+/// Measures the effect of a valid change on recent requests. An unreadable log does not prevent
+/// changes of rules.
 fn measure(
     change_plan: ChangePlan,
     approved: ApprovedEffect,
@@ -317,14 +328,14 @@ mod tests {
         assert_eq!(free, 0, "another one would be there at the same time");
         assert_ne!(thread, current().id());
         assert_eq!(control.plan_permits.own.available_permits(), OWN_PLANS_MAX);
-        // What is refused gives it back as well.
+        // A refused change returns its permit too.
         let wrong = control.compile_change(&rule_rows, &rule("a", "{}"), drop).await;
         assert!(matches!(wrong, Err(PlanError::Wrong(_))), "{wrong:?}");
         assert_eq!(control.plan_permits.own.available_permits(), OWN_PLANS_MAX);
     }
 
     #[tokio::test]
-    async fn whoever_plans_waits_for_others_who_do_and_the_server_for_neither() {
+    async fn plans_wait_for_each_other_and_the_server_for_none() {
         let shared = shared();
         let control = followed(&shared).await;
         let rule_rows = control.rule_rows();
@@ -339,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_emergency_for_a_tenant_that_nobody_is_is_refused() {
+    async fn emergency_for_an_unknown_tenant_is_rejected() {
         let shared = shared();
         let control = followed(&shared).await;
         let tried = async |tenant: &str| {
@@ -354,7 +365,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_override_for_a_tenant_that_nobody_is_is_warned_of() {
+    async fn override_for_an_unknown_tenant_is_warned_about() {
         let shared = shared();
         let control = followed(&shared).await;
         let over = |key: &str, tenant: &str| Operation::Put {
@@ -368,12 +379,12 @@ mod tests {
         assert_eq!(
             judged.expect("compiles").warnings,
             [
-                r#"overrides["of bob"].tenant: there is no [[tenants]] entry named "acme": it is for nobody here"#
+                r#"overrides["of bob"].tenant: there is no [[tenants]] entry named "acme": no tenant of this server has it"#
             ]
         );
     }
 
-    /// What comes of something by now.
+    /// Returns the result of a future if it is ready by now.
     async fn come_of<T>(of: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
         tokio::select! {
             biased;

@@ -1,5 +1,5 @@
-//! Which changes came into force, and which rules they may have made stricter: those are watched. What the store does not tell
-//! at once is asked again with every look, so that no change goes unwatched.
+//! Review of the changes that came into force: the rules that they may have made stricter are
+//! watched. If the store does not reply, every look retries, so that no change goes unwatched.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tidegate_rules::rows::{RowKind, RuleRows};
 use tidegate_rules::store::{Rollback, StoreError};
 
 use super::applied::AppliedChange;
-use super::denials::{Denials, REMEMBERED_MAX, WATCHED_MS};
+use super::denials::{Denials, LoggedCount, REMEMBERED_MAX, WATCHED_MS};
 use super::rollback::{AUTOMATIC, may_pass};
 use super::{Control, PlanError, let_go};
-use crate::guardrail::{ApprovedEffect, ChangePlan, RECORDS_MAX, tightened, with};
+use crate::guardrail::{ApprovedEffect, ChangePlan, RECORDS_MAX, StricterRules, tightened, with};
 use crate::rules::ActiveRules;
 use crate::shared::Shared;
 
-/// What was in force until it was replaced.
+/// Rules that were in force until they were replaced.
 #[derive(Debug)]
 pub(super) struct PreviousRules {
     pub(super) rule_rows: Arc<RuleRows>,
@@ -27,36 +27,36 @@ pub(super) struct PreviousRules {
     pub(super) at_ms: u64,
 }
 
-/// Changes that are in force, and that nobody has looked at yet.
+/// Changes in force that are not reviewed yet.
 #[derive(Debug)]
 pub(super) struct UnreviewedChanges {
     /// Those up to this revision were looked at.
     noted: u64,
-    /// What was in force before them; nothing if this server has just started.
+    /// Rules in force before them; `None` if this server has just started.
     before: Option<PreviousRules>,
 }
 
 impl UnreviewedChanges {
-    /// What came into force before this server did anything.
+    /// Returns the changes that came into force before this server started.
     pub(super) fn at_start() -> Self {
         Self { noted: 0, before: None }
     }
 }
 
-/// A change, and what it does.
+/// A change and its operations.
 struct AppliedOperations {
     applied: AppliedChange,
     operations: Vec<Operation>,
 }
 
-/// What is known of the time before changes.
+/// State before the changes.
 struct PriorRules {
     rule_rows: Arc<RuleRows>,
-    /// The rules that may deny more since; nothing if that is not known.
-    stricter: Option<BTreeSet<String>>,
+    /// Rules that may deny more since; `None` if unknown. An unknown rule has no baseline.
+    stricter: Option<StricterRules>,
 }
 
-/// What a row says of other rows.
+/// References of a row to other rows.
 #[derive(Deserialize)]
 struct RowReferences {
     rule: Option<String>,
@@ -64,13 +64,13 @@ struct RowReferences {
 }
 
 impl Control {
-    /// Measures how long what was just put in force took, and watches what it does from now on.
+    /// Measures how long the new rules took to arrive, and watches their effect from now on.
     pub(super) async fn review_applied(self: &Arc<Self>, replaced: PreviousRules) {
         let mut unreviewed = self.unreviewed.lock().await;
-        // Those of a change before may just have gone on.
+        // The review of an earlier change may just have ended the separate count.
         self.with_denials(Denials::set_aside).await;
         match &*unreviewed {
-            // What was in force earlier is what all changes since are compared with.
+            // All changes since then are compared with the earlier rules.
             Some(_) => self.let_go_of(replaced),
             None => {
                 *unreviewed =
@@ -103,6 +103,7 @@ impl Control {
 
     async fn try_note(self: &Arc<Self>, unreviewed: &mut UnreviewedChanges) -> Result<(), StoreError> {
         let Some(shared) = self.shared.upgrade() else { return Ok(()) };
+        self.take_last_rollback().await?;
         let applied_operations = self.applied_operations(unreviewed, &shared).await?;
         let Some(first) = applied_operations.first() else { return Ok(()) };
         let before = if let Some(replaced) = &unreviewed.before {
@@ -116,7 +117,7 @@ impl Control {
                 shared.metrics.control.lagged(replaced.at_ms.saturating_sub(applied.at_ms));
             }
             let revision = applied.revision;
-            // What restores order is not undone by what it ends.
+            // An automatic rollback is not watched: the denials that it ends must not undo it.
             if applied.by != AUTOMATIC {
                 self.watch_change(&applied, operations, &before).await?;
             }
@@ -161,8 +162,8 @@ impl Control {
         PriorRules { rule_rows, stricter: stricter.await }
     }
 
-    /// What was there before changes that came into force before this server started is found by restoring it, beside what is
-    /// in force. Where that cannot be, any of their rules may have become stricter.
+    /// Reconstructs the rules before changes that came into force before this server started, by a
+    /// restore beside the rules in force. If that fails, no changed rule has a baseline.
     async fn since_start(
         self: &Arc<Self>,
         first: u64,
@@ -174,7 +175,7 @@ impl Control {
         let restored = match self.store.restoring(restoring, "").await {
             Ok(restored) => restored.operations,
             Err(StoreError::NothingToRestore) => {
-                return Ok(PriorRules { rule_rows, stricter: Some(BTreeSet::new()) });
+                return Ok(PriorRules { rule_rows, stricter: Some(StricterRules::default()) });
             }
             Err(error) if may_pass(&error) => return Err(error),
             Err(_) => return Ok(PriorRules { rule_rows, stricter: None }),
@@ -194,18 +195,19 @@ impl Control {
         }
     }
 
-    /// Has what rules denied before a change that is older than this server from the decision log, if there is one: what they
-    /// always denied is no jump.
+    /// Reads the denials before a change that is older than this server from the decision log, if
+    /// there is one. Denials that a rule always had are no jump.
     async fn recall(self: &Arc<Self>, changed_ms: u64, shared: &Shared) {
         let Some(decision_log) = &shared.decision_log else { return };
         let window = (changed_ms.saturating_sub(WATCHED_MS), changed_ms);
-        let counts: HashMap<Box<str>, u64> = HashMap::new();
-        match decision_log.replay(window, RECORDS_MAX, counts, count_denial, |counts| counts).await {
-            Ok(denied) => {
-                self.with_denials(move |denials| denials.recall(denied)).await;
+        let counts = LoggedCounts { changed_ms, rules: HashMap::new() };
+        let counted = decision_log.replay(window, RECORDS_MAX, counts, LoggedCounts::take, |counts| counts);
+        match counted.await {
+            Ok(counts) => {
+                self.with_denials(move |denials| denials.recall(counts.rules)).await;
             }
             Err(error) => {
-                tracing::warn!(%error, "it is not known what rules denied before this server started");
+                tracing::warn!(%error, "the denials before the start of this server are unknown");
             }
         }
     }
@@ -217,11 +219,11 @@ impl Control {
         before: &PriorRules,
     ) -> Result<(), StoreError> {
         let kept = self.store.change(applied.change).await?;
-        // Somebody undid it since.
+        // It was rolled back meanwhile.
         if kept.state != ChangeState::Applied {
             return Ok(());
         }
-        // What somebody has seen coming is no surprise.
+        // Approved denials are no surprise.
         let approved =
             kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(ApprovedEffect::read);
         let touched = touched(&operations, &before.rule_rows, &self.rule_rows());
@@ -249,28 +251,40 @@ fn all_of(applied_operations: &[AppliedOperations]) -> Vec<Operation> {
         .collect()
 }
 
-/// Does what goes through all rules beside those who answer.
+/// Runs work over all rules on a blocking thread.
 async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let ended = |error| tracing::error!(%error, "it is not known which rules became stricter");
     tokio::task::spawn_blocking(work).await.map_err(ended).ok()
 }
 
-fn count_denial(counts: &mut HashMap<Box<str>, u64>, record: &DecisionRecord) -> bool {
-    if record.verdict != RecordVerdict::Allowed && !record.rule.is_empty() {
-        *counts.entry(record.rule.as_str().into()).or_default() += 1;
-    }
-    counts.len() < REMEMBERED_MAX
+/// Counts of rules by the records before a change.
+struct LoggedCounts {
+    changed_ms: u64,
+    rules: HashMap<Box<str>, LoggedCount>,
 }
 
-/// The rules of a change that may deny more by it: where others let pass more, whoever asks too much of them would undo that. But
-/// what only mends what another change did a moment ago is in question with it.
+impl LoggedCounts {
+    /// Takes a record, and returns whether there is room for more rules.
+    fn take(&mut self, record: &DecisionRecord) -> bool {
+        if !record.rule.is_empty() {
+            let count = self.rules.entry(record.rule.as_str().into()).or_default();
+            count.denied += u64::from(record.verdict != RecordVerdict::Allowed);
+            count.age_ms = count.age_ms.max(self.changed_ms.saturating_sub(record.at_ms));
+        }
+        self.rules.len() < REMEMBERED_MAX
+    }
+}
+
+/// Returns the rules of a change that may deny more by it. Others are not watched: clients with
+/// excessive requests could otherwise undo a raised limit. But a rule that another change made
+/// stricter just before stays in question. A new rule has no denials to compare with.
 fn to_watch(
     touched: BTreeSet<String>,
-    stricter: Option<&BTreeSet<String>>,
+    stricter: Option<&StricterRules>,
     denials: &Denials,
 ) -> BTreeSet<String> {
     let may_deny_more = |rule: &String| {
-        stricter.is_none_or(|stricter| stricter.contains(rule)) || denials.is_in_question(rule)
+        stricter.is_some_and(|stricter| stricter.known.contains(rule)) || denials.is_in_question(rule)
     };
     touched.into_iter().filter(may_deny_more).collect()
 }
@@ -321,14 +335,18 @@ mod tests {
     #[test]
     fn only_rules_that_may_deny_more_are_watched() {
         let of = |stricter: Option<&str>, denials: &Denials| {
-            let touched = ["lowered", "raised"].map(str::to_owned).into();
-            let stricter = stricter.map(|rule| BTreeSet::from([rule.to_owned()]));
+            let touched = ["lowered", "new", "raised"].map(str::to_owned).into();
+            let stricter = stricter.map(|rule| StricterRules {
+                known: BTreeSet::from([rule.to_owned()]),
+                new: BTreeSet::from(["new".to_owned()]),
+            });
             to_watch(touched, stricter.as_ref(), denials).into_iter().collect::<Vec<_>>()
         };
         let mut denials = Denials::default();
         assert_eq!(of(Some("lowered"), &denials), ["lowered"]);
         assert_eq!(of(Some("another"), &denials), [""; 0], "another change did that");
-        assert_eq!(of(None, &denials), ["lowered", "raised"], "nobody knows");
+        assert_eq!(of(None, &denials), [""; 0], "unknown rules have no baseline");
+        denials.recall([("raised".into(), LoggedCount { denied: 0, age_ms: 60_000 })].into());
         denials.watch((7, 1), ["raised".to_owned()], None);
         assert_eq!(of(Some("another"), &denials), ["raised"], "a moment ago it was lowered");
     }

@@ -2,25 +2,70 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use tidegate_rules::change::ChangeState;
+use serde::Serialize;
+use tidegate_record::timestamp;
+use tidegate_rules::change::{Change, ChangeState};
 use tidegate_rules::store::{ApplyConditions, Attribution, Rollback, StoreError};
 use tokio::time::{MissedTickBehavior, interval};
+use utoipa::ToSchema;
 
 use super::denials::{DenialJump, Denials, LOOK_EVERY};
 use super::{Control, LoadDepth, PlanError};
 use crate::metrics::ControlMetrics;
+use crate::shared::Shared;
 
-/// Who undoes a change that nobody undid, as the audit says.
+/// Actor of automatic rollbacks in the audit.
 pub(crate) const AUTOMATIC: &str = "tidegate: automatic";
 
+/// A change that a server rolled back by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct AutomaticRollback {
+    /// The change that was undone.
+    pub(crate) change: u64,
+    /// The change that undid it.
+    pub(crate) rollback_change: u64,
+    /// The revision since the rollback.
+    pub(crate) revision: u64,
+    pub(crate) at: String,
+    pub(crate) at_ms: u64,
+    /// The rule, and its denials before and after.
+    pub(crate) reason: String,
+}
+
+impl AutomaticRollback {
+    /// Returns `None` if the change undid none, or is not applied.
+    fn of(by: Change) -> Option<Self> {
+        Some(Self {
+            change: by.undoes.first().copied()?,
+            rollback_change: by.id,
+            revision: by.revision?,
+            at: timestamp(by.created_ms),
+            at_ms: by.created_ms,
+            reason: by.reason,
+        })
+    }
+}
+
 impl Control {
-    /// For threads that may wait: who has them may be going through all rules.
+    /// Returns the last automatic rollback of the store, by any server.
+    pub(crate) fn last_rollback(&self) -> Option<Arc<AutomaticRollback>> {
+        self.last_rollback.load_full()
+    }
+
+    /// Reads the last automatic rollback from the store.
+    pub(super) async fn take_last_rollback(&self) -> Result<(), StoreError> {
+        let last = self.store.last_applied_by(AUTOMATIC).await?;
+        self.last_rollback.store(last.and_then(AutomaticRollback::of).map(Arc::new));
+        Ok(())
+    }
+
+    /// Locks the denials, for threads that may wait: the holder may be scanning all rules.
     pub(super) fn denials(&self) -> MutexGuard<'_, Denials> {
         // Counts that are off by one look judge as well.
         self.denials.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with them where nobody waits for it. Nothing, if that panicked, which is said.
+    /// Runs work on the denials on a blocking thread. Logs a panic and returns `None`.
     pub(super) async fn with_denials<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&mut Denials) -> T + Send + 'static,
@@ -62,8 +107,8 @@ impl Control {
         self.with_denials(move |denials| denials.forget(of)).await;
     }
 
-    /// Says what is not undone any more: another server did, or somebody changed it further. They may know better, but what it
-    /// denies it denies still.
+    /// Logs that a change is not rolled back any more: another server did it, or a person changed
+    /// it further. The person may have a reason, but the denials continue.
     async fn left_alone(&self, change: u64, reason: &str, error: &StoreError) {
         let state = self.store.change(change).await.map(|change| change.state);
         if state.is_ok_and(|state| state != ChangeState::Applied) {
@@ -73,7 +118,7 @@ impl Control {
         self.count_rollback(ControlMetrics::not_rolled_back);
     }
 
-    /// Says once why a change stays that should not; at a revision where that was found out it is not tried again.
+    /// Logs once why a change cannot be rolled back. There is no retry at `revision`.
     async fn not_undone(
         self: &Arc<Self>,
         jump: &DenialJump,
@@ -94,7 +139,7 @@ impl Control {
         }
     }
 
-    /// Restores what was there before a change, if all the rules make sense with that.
+    /// Restores the rows before a change, if all rules compile with them.
     async fn try_undo(self: &Arc<Self>, change: u64, reason: &str) -> Result<(), PlanError> {
         let rule_rows = self.current().await?;
         let proposal = self.store.restoring(Rollback::Change(change), reason).await?;
@@ -114,24 +159,31 @@ pub(super) fn may_pass(error: &StoreError) -> bool {
     )
 }
 
-/// Looks at denials, for ever.
+/// Looks at the denials, forever.
 pub(super) async fn look(control: Arc<Control>) {
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let Some(shared) = control.shared.upgrade() else { return };
-        control.review_pending().await;
-        let looked = control.with_denials(move |denials| {
+        control.look_once(shared).await;
+    }
+}
+
+impl Control {
+    /// Looks at the denials since the last look, and rolls back the changes whose rules jumped.
+    pub(super) async fn look_once(self: &Arc<Self>, shared: Arc<Shared>) {
+        self.review_pending().await;
+        let looked = self.with_denials(move |denials| {
             let rules = shared.rules.load_full();
             denials.take_from(&rules);
             let jumps = denials.look(shared.now_ms());
             denials.mark(&rules);
             jumps
         });
-        // Rules are followed whatever becomes of a look, and there is another one.
+        // A failed look does not stop the follower: there is another one.
         for jump in looked.await.unwrap_or_default() {
-            control.undo(&jump).await;
+            self.undo(&jump).await;
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Copies of the rules in a folder of the server's own, or in a bucket, to start from when their store is gone.
+//! Snapshots of the rules in a folder of the server or in a bucket, for a start without the rule
+//! store.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,10 @@ use tokio_util::sync::CancellationToken;
 use super::Control;
 use super::bucket::Bucket;
 
-/// A snapshot, and when it was written, in milliseconds since the Unix epoch, if that can be told.
+/// A snapshot, and the time it was written in milliseconds since the Unix epoch, if known.
 pub(super) type DatedSnapshot = (Snapshot, Option<u64>);
 
-/// Where copies are kept.
+/// Location of the snapshots.
 #[derive(Clone, Debug)]
 pub enum Snapshots {
     /// In a folder of this server's own.
@@ -54,12 +55,13 @@ impl Snapshots {
     }
 }
 
-/// How often a copy is written, if anything changed. More often: a server that starts without its store starts with newer
-/// rules; more is written.
+/// Interval between snapshots, if anything changed. Shorter: a server that starts without its store
+/// has newer rules; more writes.
 const WRITE_EVERY: Duration = Duration::from_mins(1);
 
-/// Writes what is in force when it is another than was written, until told to stop; what changed last before that is written too. What came
-/// from there is not written again: it may be older than one that could not be read for a moment.
+/// Writes the rules in force when they differ from the last snapshot, until `stop` is cancelled;
+/// the last change before is written too. Rules from a snapshot are not written again: they may be
+/// older than a snapshot that was briefly unreadable.
 pub(super) async fn keep(
     control: Arc<Control>,
     to: Arc<Snapshots>,
@@ -84,7 +86,8 @@ pub(super) async fn keep(
     }
 }
 
-/// What was written last. Another store may have come to the same revisions with other rows.
+/// Identity of the last written snapshot. Another store may reach the same revisions with other
+/// rows.
 pub(super) struct LastWrite {
     revisions: (u64, u64),
     /// By where they are: rows in force never change, and are replaced only by others.
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_written_though_it_has_the_same_revisions() {
+    fn different_rows_at_equal_revisions_are_written() {
         let credential = Credential {
             hash: "0a".repeat(32),
             name: "ci".to_owned(),

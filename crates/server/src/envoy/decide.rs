@@ -28,6 +28,7 @@ use crate::decider::{Decider, SourcedDecision, question};
 use crate::decision_log::{RecordDraft, decisive};
 use crate::load;
 use crate::metrics::{DecisionSource, Outcome, Surface};
+use crate::reason::DecisionReason;
 use crate::rules::shed_outcome;
 use crate::shared::Shared;
 
@@ -117,6 +118,8 @@ fn record_decision(
         outcome,
         limit_outcome: decided.map(|(_, _, limit_outcome)| *limit_outcome),
         source: envoy_decision.source,
+        reason: DecisionReason::of_source(envoy_decision.source, shared.decider.region.is_some()),
+        until_ms: None,
         rule_version: 0,
         set_version: "",
         replaced_by: "",

@@ -120,7 +120,7 @@ impl DescriptorImporter {
             (row.quota_mode == Some(true), "quota_mode: the rule is enforced"),
             (
                 row.metadata.as_ref().is_some_and(super::file::Metadata::charges_always),
-                "charge: only what passes is charged",
+                "charge: only allowed requests are charged",
             ),
             (limit.replaces.as_ref().is_some_and(|all| !all.is_empty()), "replaces: both limits apply"),
         ];
@@ -269,7 +269,7 @@ descriptors:
     }
 
     #[test]
-    fn a_shared_threshold_that_an_override_cannot_say_is_told() {
+    fn inexpressible_share_threshold_is_reported() {
         let file = "
 domain: edge
 descriptors:

@@ -74,7 +74,7 @@ fn found(shared: &Shared, domain: &str, entries: &[(&str, &str)]) -> Option<(u32
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_named() {
+fn problems_of_a_descriptor_file_are_named() {
     let long = "x".repeat(257);
     let table = [
         ("descriptors: []", "config file cannot have empty domain"),
@@ -318,7 +318,7 @@ descriptors:
 }
 
 #[test]
-fn unlimited_is_told_apart_from_unknown() {
+fn unlimited_differs_from_unknown() {
     let shared = server("domain: internal\ndescriptors: [{key: ldap, rate_limit: {unlimited: true}}]");
     let asked = [descriptor(&[("ldap", "x")]), descriptor(&[("other", "x")])];
     let response = ask(&shared, "internal", &asked);
@@ -518,7 +518,7 @@ fn hits_are_taken_from_the_descriptor_then_the_request() {
 /// A request is checked at its start with a cost of 0, and charged at its end, when its cost is
 /// known.
 #[test]
-fn hits_that_have_happened_are_charged_where_the_file_says_so() {
+fn past_hits_are_charged_with_charge_always() {
     let shared = server(
         "
 domain: tokens
@@ -545,7 +545,7 @@ descriptors:
 }
 
 #[test]
-fn a_limit_that_always_charges_is_charged_for_what_others_deny() {
+fn limit_with_charge_always_is_charged_for_denied_requests() {
     let shared = server(
         "
 domain: d
@@ -565,7 +565,7 @@ descriptors:
 }
 
 #[test]
-fn what_will_never_pass_is_told_to_wait_a_whole_unit() {
+fn never_allowed_request_waits_a_whole_unit() {
     let shared = server(
         "domain: d\ndescriptors: [{key: none, rate_limit: {unit: minute, requests_per_unit: 0}}, \
          {key: few, rate_limit: {unit: hour, requests_per_unit: 2}}]",
@@ -585,7 +585,7 @@ fn what_will_never_pass_is_told_to_wait_a_whole_unit() {
 }
 
 #[test]
-fn a_long_name_is_told_as_far_as_there_is_room() {
+fn long_policy_name_is_truncated() {
     let shared = shared();
     let key = "ä".repeat(100);
     let limit = Some(RateLimitOverride { requests_per_unit: 1, unit: Unit::Minute.into() });

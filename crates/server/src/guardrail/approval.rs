@@ -1,6 +1,7 @@
-//! What somebody approved, as it is kept with a change, and whether the change does more by now.
+//! The approved effect of a change, as stored with it, and whether the change exceeds it by now.
 //!
-//! A change may be about more rules than there is room to tell of. What is kept of the others is short: a name and two shares.
+//! A change may touch more rules than there is space to list. The others are stored in short form:
+//! a name and two shares.
 
 use std::collections::HashMap;
 
@@ -8,22 +9,22 @@ use serde::{Deserialize, Serialize};
 
 use super::{APPROVE_ABOVE, Measurement, RuleMeasurement};
 
-/// How many points of a hundred a change may deny more when it is applied than when it was approved. Higher: fewer approvals that
-/// have to be asked for again; more that nobody approved.
+/// Percentage points by which the denials of a change may exceed its approval when it is applied.
+/// Higher: fewer repeated approvals; more denials without approval.
 const APPROVED_PERCENT_MARGIN: f64 = 5.0;
 
-/// How many bytes rules in short have together, and those that are left half or less. With all else that is told of a change they
-/// have to fit into what a store keeps of it.
+/// Maximum bytes of all rules in short form, and of all halved rules. With the rest of the effect
+/// they must fit into the text that a store keeps of a change.
 const SHORT_BYTES_MAX: usize = 20 << 10;
 const HALVED_BYTES_MAX: usize = 8 << 10;
 
-/// What a rule in short, or one that is left half or less, has beside its name, at most.
+/// Maximum bytes of a rule in short form, or of a halved rule, besides its name.
 const BESIDE_NAME_BYTES: usize = 56;
 
 /// Shares and parts of limits that differ by less are the same: they are computed, written and read.
 const NEARLY_NOTHING: f64 = 1e-9;
 
-/// What a rule would newly deny: of all its requests, and of those that pass it now.
+/// Shares that a rule would newly deny: of all its requests, and of those that pass it now.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct DeniedShares {
     of_requests: f64,
@@ -39,7 +40,7 @@ impl DeniedShares {
 impl From<&RuleMeasurement> for DeniedShares {
     fn from(of: &RuleMeasurement) -> Self {
         let requests = of.requests.max(1.0);
-        // What was kept long ago does not have it.
+        // Effects stored by older versions lack this field.
         let passing = if of.passing > 0.0 { of.passing } else { requests };
         let share = |whole: f64| (of.newly_denied / whole).min(1.0);
         Self { of_requests: share(requests), of_passing: share(passing) }
@@ -62,8 +63,8 @@ impl ShortRule {
     }
 }
 
-/// Rules in short, those first that deny the largest part of what passes them, as far as there is room; and for all others the
-/// largest shares among them.
+/// Returns rules in short form as far as there is space, those that deny the largest share of their
+/// passing requests first. For all others it returns their largest shares.
 pub(super) fn in_short(rules: Vec<RuleMeasurement>) -> (Vec<ShortRule>, Option<(f64, f64)>) {
     let mut all: Vec<ShortRule> = rules.into_iter().map(ShortRule::new).collect();
     all.sort_by(|a, b| b.2.total_cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
@@ -85,7 +86,7 @@ fn room<'n>(names: impl Iterator<Item = &'n str>, bytes_max: usize) -> usize {
     together.take_while(|sum| *sum <= bytes_max).count()
 }
 
-/// A rule that is left half of what passes, or less.
+/// A rule that leaves half of the passing requests, or less.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct HalvedRule {
     rule: String,
@@ -100,7 +101,7 @@ pub(super) fn listed_halved(all: &[(&str, f64)]) -> Vec<HalvedRule> {
     listed.map(|(rule, left)| HalvedRule { rule: (*rule).to_owned(), left: *left }).collect()
 }
 
-/// What a change was expected to do when somebody approved it; nothing, if nobody did.
+/// The expected effect of a change at its approval; empty without one.
 #[derive(Debug, Default)]
 pub(crate) struct ApprovedEffect {
     newly_denied_percent: f64,
@@ -111,7 +112,7 @@ pub(crate) struct ApprovedEffect {
     halved_others: usize,
 }
 
-/// An effect as it is kept.
+/// An effect in stored form.
 #[derive(Deserialize)]
 struct StoredEffect {
     measured: Option<Measurement>,
@@ -122,7 +123,7 @@ struct StoredEffect {
 }
 
 impl ApprovedEffect {
-    /// Reads what is kept with a change.
+    /// Reads the effect stored with a change.
     pub(crate) fn read(effect: &str) -> Option<Self> {
         let StoredEffect { measured, halved, halved_count } = serde_json::from_str(effect).ok()?;
         let Measurement { newly_denied_percent, rules, in_short, others, .. } = measured.unwrap_or_default();
@@ -151,15 +152,15 @@ impl ApprovedEffect {
         is_clearly_more(newly_denied_percent, self.newly_denied_percent)
     }
 
-    /// Whether a rule newly denies most of what passes it, and clearly more than was approved of that rule: that others were to
-    /// deny as much says nothing of this one.
+    /// Whether a rule newly denies most of its passing requests, and clearly more than approved for
+    /// it. Approved denials of other rules do not count.
     pub(super) fn is_passed_by_rule(&self, rule: &str, shares: DeniedShares) -> bool {
         let approved = self.shares_of(rule).of_passing;
         shares.of_passing > APPROVE_ABOVE && is_clearly_more(100.0 * shares.of_passing, 100.0 * approved)
     }
 
-    /// Whether rules are left half or less of which nobody knew, or less than whoever approved it knew. What limits say does not
-    /// vary as traffic does.
+    /// Whether a halved rule was not part of the approval, or leaves less than was approved. There
+    /// is no margin, because limits do not vary like traffic.
     pub(super) fn is_passed_by_halved<'r>(&self, halved: impl Iterator<Item = (&'r str, f64)>) -> bool {
         let mut others = 0;
         for (rule, left) in halved {

@@ -1,4 +1,5 @@
-//! Recent decisions, decided again: what became of each is in its record; what would become of it is found with meters.
+//! Back-test of recent decisions. A record contains the verdict under the rules in force; meters
+//! give the verdict under the planned rules.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -17,22 +18,22 @@ use super::{
 };
 use crate::metrics::{DecisionSource, Surface};
 
-/// How many records the rules of a change must have for a share to mean anything. Higher: surer; more changes of which
-/// nothing is known.
+/// Minimum records of the rules of a change for a meaningful share. Higher: more certain; more
+/// changes without a measurement.
 pub(super) const RECORDS_MIN: u64 = 100;
 
-/// How far off the number of requests that pass may be, as a part of it: one standard deviation. Lower:
-/// surer; more changes of which nothing is known.
+/// Maximum relative error of the number of passing requests, as one standard deviation. Lower: more
+/// certain; more changes without a measurement.
 const DOUBT_MAX: f64 = 0.1;
 
-/// How often rules are held for the records, some 120 bytes each: a bound on memory where many of a change apply to one
-/// request. No more records are taken after that.
+/// Maximum number of stored pairs of record and rule, about 120 bytes each. Bounds the memory if
+/// many rules of a change apply to one request. Further records are ignored.
 const HELD_MAX: usize = 1_000_000;
 
-/// The part of a limit that a key asks for at least, on the average of its time, if it is said to ask steadily.
+/// Minimum share of a limit's rate that a steady key uses on average.
 const STEADY_FROM: f64 = 0.5;
 
-/// A record without a rate stands for no more than this, and nothing is divided by less.
+/// Lower bound of sample rates and of divisors.
 const NEARLY_NOTHING: f64 = 1e-6;
 
 /// Two sets, and the requests that rules of a change apply to.
@@ -40,13 +41,13 @@ const NEARLY_NOTHING: f64 = 1e-6;
 pub(crate) struct BackTest {
     before: RuleSet,
     after: RuleSet,
-    /// When other overrides hold than now; nothing if none ever ends.
+    /// Times at which other overrides apply than now; empty if none expires.
     moments: Vec<u64>,
-    /// What the versions of the rules in force begin with, whatever the emergencies.
+    /// Common prefix of the versions of the rules in force, with any emergencies.
     version: String,
     scope: ChangeScope,
     sample_rate: f64,
-    /// What somebody approved of it.
+    /// The approved effect of the change.
     approved: Arc<ApprovedEffect>,
     records: u64,
     held: usize,
@@ -63,19 +64,19 @@ struct LoggedRequest {
     at_ms: u64,
     cost: u64,
     verdict: RecordVerdict,
-    /// How many requests it stands for.
+    /// Number of requests that the record stands for.
     drawn_from: f64,
-    /// Whether the rules that are in force decided it: then what they make of it is known.
+    /// Whether the rules in force decided it, so that their verdict is known.
     is_known: bool,
-    /// The rule that decided it, if the change touches that, and what was spent of it then.
+    /// The rule that decided it, if the change touches that rule, and its level then.
     decided_by: Option<u32>,
     level: u32,
-    /// Whether more rules would be enforced for it than can be asked: it would be turned away.
+    /// Whether more enforced rules would apply than one check may have: it would be denied.
     is_undecidable: bool,
     under: Box<[RuleSides]>,
 }
 
-/// What a rule of the change makes of a request, or made.
+/// A rule of the change that applies to a request, before and after the change.
 #[derive(Debug)]
 struct RuleSides {
     rule: u32,
@@ -96,7 +97,7 @@ struct Side {
     place: u64,
     rate: Rate,
     is_enforced: bool,
-    /// Whether it was asked: of many in shadow only the first are.
+    /// Whether the rule was evaluated: of many shadow rules, only the first are.
     is_asked: bool,
 }
 
@@ -109,7 +110,7 @@ impl LoggedRequest {
         self.verdict == RecordVerdict::Allowed
     }
 
-    /// Whether it passes a rule as that would be, where the record says so: 1 or 0.
+    /// Returns whether it passes the planned rule, if the record shows that: 1 or 0.
     fn recorded(&self, under: &RuleSides) -> Option<f64> {
         let (before, after) = (under.before?, under.after?);
         if !(under.is_same_key() && before.is_asked && self.is_known && self.passed()) {
@@ -117,23 +118,24 @@ impl LoggedRequest {
         }
         match !before.is_enforced && self.verdict == RecordVerdict::ShadowDenied {
             false => after.rate.covers(before.rate).then_some(1.0),
-            // Which of the other rules in shadow let it pass is not told.
+            // The record does not show which other shadow rules let it pass.
             true if self.decided_by != Some(under.rule) => None,
             true => before.rate.covers(after.rate).then_some(0.0),
         }
     }
 
-    /// What its key had spent of a rule as it is.
+    /// Returns the level of its key under the rule in force, if the record shows it.
     fn spent(&self, under: &RuleSides) -> Option<SpentLevel> {
         let is_told = self.is_known && self.passed() && self.decided_by == Some(under.rule);
         let before = under.before.filter(|before| is_told && before.is_enforced)?;
         Some(SpentLevel { level: self.level, rate: before.rate })
     }
 
-    /// The most of it that passes a rule as that would be, by what its key had spent in a burst: nothing, if that is more than
-    /// the rule would allow. If it was all that the rule allows now, that may have been so for long, and what leaks passes.
+    /// Returns the maximum share of it that passes the planned rule, by the level that its key
+    /// reached in a burst. The share is 0 if the level exceeds the new burst. A level at the
+    /// current burst may have lasted long, so the draining part passes.
     fn most(&self, under: &RuleSides, before: &Model) -> f64 {
-        // Where all is logged, meters know better; and so they do of keys that ask steadily.
+        // With a complete log, meters are more exact; so they are for steady keys.
         if !self.is_drawn() || self.drawn_from <= 1.0 || !under.is_same_key() {
             return 1.0;
         }
@@ -148,7 +150,7 @@ impl LoggedRequest {
         if is_full { after.rate.part_of(was.rate) } else { 0.0 }
     }
 
-    /// How much passes at least of what did, by the limits alone.
+    /// Returns the minimum share that still passes, by the limits alone.
     fn by_limits(&self) -> f64 {
         let part = |under: &RuleSides| match (under.before, under.after) {
             (Some(before), Some(after)) => after.rate.part_of(before.rate),
@@ -182,7 +184,7 @@ impl BackTest {
         }
     }
 
-    /// Takes the next record, in the order of their times, and says whether more are wanted.
+    /// Takes the next record, in time order, and returns whether more are wanted.
     pub(crate) fn take(&mut self, record: &DecisionRecord) -> bool {
         self.records += 1;
         let (first_ms, _) = self.window_ms.unwrap_or((record.at_ms, record.at_ms));
@@ -199,7 +201,7 @@ impl BackTest {
     fn see(&self, record: &DecisionRecord) -> Option<(LoggedRequest, Option<LoggedRequest>)> {
         let by_rules =
             [Surface::Check, Surface::ForwardAuth].iter().any(|surface| record.surface == surface.as_str());
-        // Without all of its dimensions nobody knows which rules applied; what was shed, none decided.
+        // Without all dimensions the matching rules are unknown; no rule decided a shed request.
         if !by_rules || record.dimensions_cut || record.source == DecisionSource::Shed.as_str() {
             return None;
         }
@@ -209,7 +211,7 @@ impl BackTest {
             self.before.matching(&record.tenant, &dimensions, record.at_ms).collect();
         let after: Vec<RuleMatch<'_, '_>> =
             self.after.matching(&record.tenant, &dimensions, record.at_ms).collect();
-        // What an emergency said, rules did not.
+        // The verdict of an emergency is not that of the rules.
         let is_as_ruled = record.replaced_by.is_empty()
             || before.iter().any(|found| found.terms.override_name == Some(record.replaced_by.as_str()));
         let is_known = is_as_ruled && record.set_version.starts_with(&self.version);
@@ -242,8 +244,8 @@ impl BackTest {
         }
     }
 
-    /// What holds for a request before the change when overrides have ended that would have ended without it as well. Those that
-    /// it cuts short would be there.
+    /// Returns the terms of a request before the change, once overrides that would expire without
+    /// the change have expired. Overrides that the change cuts short still apply.
     fn ended<'s, 'd>(
         &'s self,
         now: &[RuleMatch<'s, 'd>],
@@ -251,7 +253,7 @@ impl BackTest {
         dimensions: &'d Dimensions<'_>,
     ) -> Vec<RuleMatch<'s, 'd>> {
         let is_cut_short = |name: &str| self.scope.cut_short.contains(name);
-        // Which rules apply does not depend on the time, only what holds by them.
+        // The matching rules do not depend on the time, only their terms do.
         let both = self.before.matching(tenant, dimensions, AFTER_ALL_MS).zip(now);
         let before = |(ended, now): (RuleMatch<'s, 'd>, &RuleMatch<'s, 'd>)| {
             if now.terms.override_name.is_some_and(is_cut_short) { now.clone() } else { ended }
@@ -265,8 +267,8 @@ impl BackTest {
         now.iter().zip(later).all(|(now, later)| !is_touched(now) || now.terms == later.terms)
     }
 
-    /// The strictest that holds for a request after the change, once overrides have ended: one that ends soon would hide what holds
-    /// from then on.
+    /// Returns the strictest terms of a request after the change, as overrides expire. An override
+    /// that expires soon would hide the terms that follow.
     fn strictest<'s, 'd>(&'s self, tenant: &str, dimensions: &'d Dimensions<'_>) -> Vec<RuleMatch<'s, 'd>> {
         let mut all: Vec<RuleMatch<'s, 'd>> = Vec::new();
         for moment_ms in &self.moments {
@@ -310,7 +312,7 @@ impl BackTest {
         all.into()
     }
 
-    /// What came of it.
+    /// Returns the measured effect.
     pub(crate) fn finish(self) -> ChangeEffect {
         let enough = self.enough();
         let measured = enough.of_all().map(|()| {
@@ -321,7 +323,7 @@ impl BackTest {
             (self.with_rules(Measurement { at_most_percent, ..likely }, of_rules), is_beyond)
         });
         let unsure = self.unsure(&enough);
-        // That says more than how few records there are.
+        // This reason is more specific than the number of records.
         let not_measured = unsure.as_ref().and_then(UncertainRule::not_measured);
         let (measured, is_beyond) = match measured {
             Ok((measured, is_beyond)) => (Ok(measured), is_beyond),
@@ -331,7 +333,7 @@ impl BackTest {
         ChangeEffect::new(&self.scope, measured, unsure.as_ref()).beyond_if(is_beyond || leaves_less)
     }
 
-    /// Whether what was measured is clearly more than what somebody approved, of all or of one rule.
+    /// Whether the measured effect clearly exceeds the approved one, in total or for one rule.
     fn is_beyond(&self, measured: &Measurement, of_rules: &HashMap<u32, RuleMeasurement>) -> bool {
         let mut known = of_rules.iter().filter(|(_, of_rule)| of_rule.records >= RECORDS_MIN);
         self.approved.is_passed_by(measured.newly_denied_percent)
@@ -341,7 +343,8 @@ impl BackTest {
             })
     }
 
-    /// The rules that are left half of what passes, or less, and of which too little is known to say what that does.
+    /// Returns the rules that leave half of the passing requests, or less, and could not be
+    /// measured.
     fn halved_unknown(&self, enough: &SampleCoverage) -> impl Iterator<Item = (&str, f64)> {
         let is_known = |tighter: &TightenedRule| {
             let number = self.scope.number_of(&tighter.rule);
@@ -364,7 +367,8 @@ impl BackTest {
         enough
     }
 
-    /// A rule that may deny more, and of which too little is known: of several, one that lets pass half of what it did.
+    /// Returns a rule that may deny more and could not be measured; of several, one that leaves
+    /// half or less.
     fn unsure(&self, enough: &SampleCoverage) -> Option<UncertainRule> {
         let unsure = self.scope.tighter.iter().filter_map(|tighter| {
             let number = self.scope.number_of(&tighter.rule)?;
@@ -376,8 +380,8 @@ impl BackTest {
         all.into_iter().nth(at)
     }
 
-    /// What becomes of requests as they are now, or as they will be when overrides have ended, whichever denies the larger share;
-    /// and of each rule the same.
+    /// Measures the requests now and after overrides have expired. Returns the case that denies the
+    /// larger share, in total and for each rule.
     fn measure(&self, guess: Guess) -> (Measurement, HashMap<u32, RuleMeasurement>) {
         let (now, mut of_rules) = self.judge(self.tally(&self.seen, guess));
         if self.later.is_empty() {
@@ -422,8 +426,9 @@ impl BackTest {
         (measured, of_rules)
     }
 
-    /// What counts is the rule that newly denies the largest part of what passes it: whoever asks under that one is not helped
-    /// by how much passes others. That of all rules together may be larger, where several deny some of the same requests.
+    /// Selects the rule that newly denies the largest share of its passing requests: traffic of
+    /// other rules does not help its clients. The share of all rules together may be larger, if
+    /// several deny some of the same requests.
     fn judge(
         &self,
         (mut measured, of_rules): (Measurement, HashMap<u32, RuleMeasurement>),
@@ -439,7 +444,7 @@ impl BackTest {
         (measured, of_rules)
     }
 
-    /// Tells of the rules that deny more, those first that deny most, and of the others in short.
+    /// Lists the rules that deny more, the largest first, and the others in short form.
     fn with_rules(&self, measured: Measurement, of_rules: HashMap<u32, RuleMeasurement>) -> Measurement {
         let named = |(number, of_rule): (u32, RuleMeasurement)| {
             let rule = self.scope.touched.get(number as usize)?.clone();
@@ -452,13 +457,13 @@ impl BackTest {
     }
 }
 
-/// How much passes by what holds for a key: less, the lower.
+/// Returns a sort key of the terms of a key: the lower, the less passes.
 fn allowance(found: &RuleMatch<'_, '_>) -> (bool, f64, u32) {
     let limit = &found.terms.limit;
     (found.terms.mode == Mode::Shadow, Rate::of(limit).per_ms(), limit.burst())
 }
 
-/// What is behind records, on one side of the change.
+/// Estimates the unlogged requests of each meter, on one side of the change.
 fn streams(
     all: &[LoggedRequest],
     window_ms: u64,
@@ -478,16 +483,16 @@ fn streams(
     keys.streams(window_ms, guess)
 }
 
-/// Whether there are records enough to say anything: of all rules of a change, and of each.
+/// Record counts of all rules of a change and of each, to judge whether they suffice.
 #[derive(Debug)]
 struct SampleCoverage {
-    /// How many requests a record stands for that may be missing.
+    /// Requests that one missing record would stand for.
     one_more: f64,
     all: SampleCount,
     rules: HashMap<u32, SampleCount>,
 }
 
-/// What is known of what passes.
+/// Estimate of the passing requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct SampleCount {
     records: u64,
@@ -500,7 +505,7 @@ struct SampleCount {
 impl SampleCount {
     fn add(&mut self, seen: &LoggedRequest) {
         self.records += 1;
-        // What other rules denied may pass these.
+        // Requests that other rules denied may pass these.
         if seen.passed() || !seen.is_known {
             self.passing += seen.drawn_from;
         }
@@ -509,7 +514,8 @@ impl SampleCount {
         }
     }
 
-    /// That one of many requests that passed is not in the log says little, unless there are many of which some are.
+    /// Returns an error if the records do not suffice. The estimate allows for one passing record
+    /// that the sample missed.
     fn check(self, one_more: f64) -> Result<(), UnknownReason> {
         if self.records < RECORDS_MIN {
             return Err(UnknownReason::Few(self.records));
@@ -529,15 +535,15 @@ impl SampleCoverage {
     }
 }
 
-/// The variance of how many requests a record stands for that was drawn from so many.
+/// Returns the variance of the number of requests behind a record that was drawn from `drawn_from`.
 fn doubt(drawn_from: f64) -> f64 {
     drawn_from * (drawn_from - 1.0)
 }
 
-/// What becomes of what a record stands for, as shares of it.
+/// Fate of the requests that a record stands for, as shares of them.
 #[derive(Debug, Default)]
 struct RequestFate {
-    /// What passes under the rules as they are.
+    /// Share that passes under the rules in force.
     passing: f64,
     newly_denied: f64,
     newly_allowed: f64,
@@ -560,7 +566,8 @@ fn becomes(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> Reque
 fn of_passed(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> RequestFate {
     let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
     let (is, denied_by) = after.decide(seen, |under| under.after, |under| seen.recorded(under));
-    // It did pass: where the meters do not say so, they are wrong in the same way on the other side.
+    // The request did pass. If the meters deny it, their error is assumed to be the same on the
+    // other side.
     let passes = if was > NEARLY_NOTHING { is / was } else { seen.by_limits() };
     let spent = seen.under.iter().map(|under| (seen.most(under, before), under.rule));
     let (most, spender) = spent
@@ -570,8 +577,8 @@ fn of_passed(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> Req
     RequestFate { passing: 1.0, newly_denied, newly_allowed: 0.0, denied_by }
 }
 
-/// A request that is denied under the rules as they are. It stays so, unless the rule that did it is no more, or has room
-/// where it had none.
+/// A request that the rules in force denied. It stays denied unless the denying rule is gone, or
+/// has new room.
 fn of_denied(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> RequestFate {
     let Some(rule) = seen.decided_by else { return RequestFate::default() };
     let enforced = |under: &RuleSides| under.before.filter(|side| side.is_enforced);
@@ -582,7 +589,7 @@ fn of_denied(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> Req
     RequestFate { newly_allowed, ..RequestFate::default() }
 }
 
-/// A request that would be under more rules than can be asked: none of them is charged.
+/// A request with more rules than one check may have: none of them is charged.
 fn of_undecidable(seen: &LoggedRequest, before: &mut Model) -> RequestFate {
     let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
     let passing = match (seen.is_known, seen.passed()) {
@@ -594,7 +601,7 @@ fn of_undecidable(seen: &LoggedRequest, before: &mut Model) -> RequestFate {
     RequestFate { passing, newly_denied: passing, newly_allowed: 0.0, denied_by }
 }
 
-/// A request that other rules decided, or none: all that is known of it is that it came.
+/// A request that other rules decided, or none: the record only shows that it came.
 fn of_modelled(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> RequestFate {
     let (was, _) = before.decide(seen, |under| under.before.filter(|side| side.is_enforced), |_| None);
     let (is, denied_by) = after.decide(seen, |under| under.after, |_| None);
@@ -606,7 +613,7 @@ fn of_modelled(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> R
 #[derive(Debug)]
 struct Model {
     meters: HashMap<u64, Meter>,
-    /// What the records of each meter do not show.
+    /// Unlogged requests of each meter.
     streams: HashMap<u64, Stream>,
 }
 
@@ -615,8 +622,8 @@ impl Model {
         Self { meters: HashMap::new(), streams }
     }
 
-    /// Whether what comes to a meter is much of what leaks from it, and for longer than a burst takes to leak: then it is not
-    /// filled by bursts.
+    /// Whether the stream of a meter uses much of its drain rate, for longer than a burst takes to
+    /// drain. Such a meter is not filled by bursts.
     fn is_steady(&self, side: &Side) -> bool {
         let stream = self.streams.get(&side.place).copied().unwrap_or_default();
         let is_much = stream.per_ms * stream.cost >= STEADY_FROM * side.rate.per_ms();
@@ -645,8 +652,9 @@ impl Model {
         }
     }
 
-    /// The share that passes of a request and of what it stands for, and the rule that denies most of the rest. Rules are
-    /// charged for a request that passes all of them; what is `recorded` of one is not left to its meter.
+    /// Returns the share that passes of a request and of those it stands for, and the rule that
+    /// denies most of the rest. Rules are charged for a request that passes all of them. A
+    /// `recorded` result replaces the meter of its rule.
     fn decide(
         &mut self,
         seen: &LoggedRequest,
@@ -665,7 +673,7 @@ impl Model {
                     let meter = self.advance(&side, seen.at_ms);
                     let own = meter.room(side.rate, seen.cost);
                     room = room.min(own);
-                    // What is behind a record that was not drawn is no part of it.
+                    // A record that is not a sample stands for itself alone.
                     if seen.is_drawn() { meter.share(own) } else { own }
                 }
             };

@@ -1,33 +1,35 @@
-//! How many requests keys had of which only some were drawn.
+//! Estimates of the requests of a key from a sample of its records.
 //!
-//! Of a key with many records in a sample, each of the others stands for as many requests as it was drawn from, and the one that
-//! is looked at for itself: so much is found on the average, whatever the key had. Of a key with one record that says nothing:
-//! it may have had one request or a thousand. What keys with so many records had behind each is told by how many keys have one
-//! record more, whoever they are (Good and Turing, Robbins): if none has two, few of those with one have had many. How few is
-//! known as well as those of two records can be counted, so there is a [`Guess`] of what is likely and one of the most
-//! that may be.
+//! For a key with many records, each record but one stands for the requests it was drawn from, and
+//! that one for itself. On average this is correct, however many requests the key had. A single
+//! record shows nothing: the key may have had one request or a thousand. The requests behind each
+//! record of keys with `n` records follow from the number of keys with `n + 1` records (Good and
+//! Turing, Robbins). If no key has two records, few of those with one had many requests. The
+//! precision depends on the number of keys with two records, so there is a [`Guess`] of the likely
+//! number and one of the maximum.
 
 use std::collections::HashMap;
 
 use super::meter::{Rate, Stream, as_real};
 
-/// From so many records on, how many requests a key had and when is told by its own records; below, by those of all such keys.
+/// Number of records from which on a key's own records give its requests and their span; below it,
+/// all such keys together do.
 const OWN_FROM: usize = 5;
 
-/// So many keys have to have as many records for those with one more to tell anything.
+/// Minimum number of keys with `n` records for an estimate from those with `n + 1`.
 const KEYS_MIN: f64 = 20.0;
 
 /// How many standard deviations more keys may have had two records than have.
 const DEVIATIONS_MAX: f64 = 2.0;
 
-/// What is made of keys with one record.
+/// Assumption about keys with one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guess {
     Likely,
     AtMost,
 }
 
-/// What the sample has of a key.
+/// Sampled records of a key.
 #[derive(Clone, Copy, Debug)]
 struct Key {
     rule: u32,
@@ -37,12 +39,12 @@ struct Key {
     cost: f64,
     first_ms: u64,
     last_ms: u64,
-    /// The most that was spent of its limit when one of them was decided, and what leaks of that; nothing if it is not known
-    /// of one of them.
+    /// The highest level of its limit at one of the records, and the drain rate; `None` if one of
+    /// them does not show it.
     spent: Option<SpentLevel>,
 }
 
-/// What the records of a key say of a limit that was in force: no more passed than this says.
+/// Level and rate of a limit that was in force at a record: an upper bound of the passed requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpentLevel {
     pub(super) level: u32,
@@ -57,7 +59,7 @@ impl Key {
     }
 }
 
-/// What is known of all keys of a rule.
+/// Statistics of all keys of a rule.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pool {
     /// Keys by how many records they have, up to a few.
@@ -93,7 +95,7 @@ impl Keys {
         key.spent = key.spent.zip(spent).map(|(a, b)| if a.level > b.level { a } else { b });
     }
 
-    /// The requests of each key that were not drawn, none of which came for longer than `window_ms`.
+    /// Returns the requests of each key that were not sampled, over at most `window_ms`.
     pub(super) fn streams(self, window_ms: u64, guess: Guess) -> HashMap<u64, Stream> {
         let pools = self.pools();
         let window_ms = as_real(window_ms.max(1));
@@ -149,7 +151,7 @@ fn stream(key: &Key, pool: &Pool, window_ms: f64, guess: Guess) -> Option<Stream
     let span_ms = if (key.drawn as usize) < OWN_FROM { pool.span_ms(window_ms) } else { key.span_ms() };
     let span_ms = whole(span_ms.clamp(1.0, window_ms));
     let cost = key.cost / drawn;
-    // What passed in a time has leaked since or is what was spent.
+    // The units that passed have drained since, or are part of the level.
     let most = |spent: SpentLevel| {
         (f64::from(spent.level) + spent.rate.per_ms() * as_real(span_ms)) / cost.max(1.0) - drawn
     };
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_drawn_has_nothing_behind_it() {
+    fn unsampled_log_has_no_hidden_requests() {
         for guess in [Guess::Likely, Guess::AtMost] {
             assert_eq!(behind(&[(1, &[5, 6, 7]), (2, &[5])], 1.0, guess), HashMap::new());
         }
@@ -213,12 +215,12 @@ mod tests {
     }
 
     #[test]
-    fn pairs_tell_what_lonely_records_stand_for() {
+    fn keys_with_two_records_weight_those_with_one() {
         let keys: Vec<(u64, &[u64])> =
             (0..90).map(|at| (at, &[5_000][..])).chain([(100, &[4_000, 5_000][..])]).collect();
         let known = behind(&keys, 1_000.0, Guess::Likely);
         assert_eq!((known[&0], known[&100]), (22.0, 999.0));
-        // One, and two deviations of what may be.
+        // One pair, and two standard deviations more.
         let most = behind(&keys, 1_000.0, Guess::AtMost);
         assert_eq!((most[&0], most[&100]), (85.0, 999.0));
     }
@@ -253,13 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn keys_with_one_record_more_tell_what_those_with_several_stand_for() {
+    fn keys_with_one_more_record_weight_those_with_several() {
         let [ones, twos, threes] = [&[9_000][..], &[8_000, 9_000], &[7_000, 8_000, 9_000]];
         let keys = |count: u64, from: u64, at: &'static [u64]| (from..from + count).map(move |key| (key, at));
         let all: Vec<(u64, &[u64])> =
             keys(200, 0, ones).chain(keys(40, 1_000, twos)).chain(keys(4, 2_000, threes)).collect();
         let known = behind(&all, 1_001.0, Guess::Likely);
-        // 2 * 40 / 200, 3 * 4 / 40, and of only four keys what they have themselves.
+        // 2 * 40 / 200, 3 * 4 / 40; four keys are too few, so their own records count.
         assert_eq!((known[&0], known[&1_000], known[&2_000]), (400.0, 300.0, 2_000.0));
     }
 }

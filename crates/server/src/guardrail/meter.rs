@@ -5,7 +5,7 @@ use tidegate::Limit;
 /// Times and levels are not exact here.
 const NEARLY_NOTHING: f64 = 1e-6;
 
-/// What a limit lets pass, as far as a back-test goes.
+/// Terms of a limit, as far as a back-test uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
     amount: u32,
@@ -39,7 +39,8 @@ impl Rate {
             || !self.is_blocked() && self.burst >= other.burst && self.product(other) >= other.product(self)
     }
 
-    /// The part of what passes under another one that is left, if that is half or less, of bursts or in the long run.
+    /// Returns the part of another limit's traffic that still passes, if it is half or less, of
+    /// bursts or in the long run.
     pub(super) fn half_of(self, other: Self) -> Option<f64> {
         self.is_half_of(other).then(|| self.part_of(other))
     }
@@ -50,7 +51,8 @@ impl Rate {
             && (self.is_blocked() || is_half || u64::from(self.burst) * 2 <= u64::from(other.burst))
     }
 
-    /// How much passes at least of what passes under another one, if that is filled to its brim.
+    /// Returns the minimum part that passes of another limit's traffic, if that limit is fully
+    /// used.
     pub(super) fn part_of(self, other: Self) -> f64 {
         if self.covers(other) {
             return 1.0;
@@ -80,12 +82,12 @@ pub(super) struct Stream {
     pub(super) cost: f64,
 }
 
-/// What one key has spent of one limit.
+/// The modelled state of one key under one limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Meter {
     level: f64,
     at_ms: u64,
-    /// Requests of the stream that came, and those of them that passed, since somebody last asked.
+    /// Requests of the stream since the last call of `share`, and those of them that passed.
     came: f64,
     passed: f64,
     /// Whether any ever came with the stream.
@@ -93,7 +95,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Lets time pass until a moment, with what comes of the stream meanwhile.
+    /// Advances to a time, with the requests of the stream until then.
     pub(super) fn advance(&mut self, rate: Rate, stream: &Stream, at_ms: u64) {
         self.flow(rate, 0.0, stream.cost, stream.from_ms.min(at_ms));
         self.flow(rate, stream.per_ms, stream.cost, stream.to_ms.min(at_ms));
@@ -119,8 +121,8 @@ impl Meter {
         self.level = (self.level + charged - leaked).clamp(0.0, burst);
     }
 
-    /// How much of a request of some cost passes now: all or nothing, but a part where the level is that of a stream, of which it
-    /// is an average.
+    /// Returns the share of a request of this cost that passes now. It is 0 or 1, or a fraction if
+    /// the level is the average of a stream.
     pub(super) fn room(&self, rate: Rate, cost: u64) -> f64 {
         let room = (f64::from(rate.burst) - self.level + NEARLY_NOTHING) / as_real(cost.max(1));
         match cost {
@@ -131,12 +133,13 @@ impl Meter {
         }
     }
 
-    /// Charges what passed of a request.
+    /// Charges the part of a request that passed.
     pub(super) fn charge(&mut self, part: f64, cost: u64) {
         self.level += part * as_real(cost);
     }
 
-    /// The share that passed of a request, of which some part did, and of what came with the stream since this was last asked.
+    /// Returns the share that passed of a request, of which `part` did, and of the stream since the
+    /// last call.
     pub(super) fn share(&mut self, part: f64) -> f64 {
         let share = (self.passed + part) / (self.came + 1.0);
         (self.came, self.passed) = (0.0, 0.0);
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_stream_the_burst_passes_and_what_leaks_meanwhile() {
+    fn stream_passes_the_burst_and_the_drained_units() {
         let rate = per_minute(10, 10);
         let stream = |per_minute: f64| Stream {
             from_ms: 60_000,

@@ -1,19 +1,21 @@
-//! What a change of rules would have done: recent decisions, decided again as the rules would be, and what a change takes that
-//! would deny much of what passes now.
+//! The expected effect of a change: recent decisions are decided again under the planned rules. A
+//! change that would deny much of the passing traffic needs consent.
 //!
-//! What became of a request under the rules in force is in its record. What would become of it is found with meters, record by
-//! record. That needs to know what else its key asked for, and of what passes the log has a sample: one record in a thousand
-//! requests, say, while it has all that was denied. So a record is decided as one request, beside as many others of its
-//! key as the sample makes likely (`keys`), and stands for as many such requests as it was drawn from only when they
-//! are counted. Counted as a thousand requests of one key it would drown every limit, before the change as after it.
+//! A record contains the verdict of a request under the rules in force. Meters give its verdict
+//! under the planned rules, record by record. They need the other requests of its key. But the log
+//! has all denials and only a sample of the allowed requests, such as one in a thousand. So a
+//! record is decided as one request, beside as many others of its key as the sample makes likely
+//! (`keys`). Only the count multiplies it by the requests it was drawn from. Decided as a thousand
+//! requests of one key, it would exceed every limit, before the change and after it.
 //!
-//! Where a record says more than a model could, it is believed: a request that passed still passes where a limit is not lowered;
-//! one that a rule in shadow mode would have denied is denied when that is enforced; and a key that had spent more than the new
-//! burst would not have. What the rules as they are let pass is found with meters too, and what these get wrong is taken to be as
-//! wrong on the other side: the share is of what they let pass. A record that other rules than those in force decided,
-//! or an emergency, only says that a request came: both sides of it are modelled.
+//! Where a record shows more than a model could, the record prevails. A request that passed still
+//! passes if its limit is not lowered. A shadow denial becomes a denial when the rule is enforced.
+//! A key that had used more than the new burst would not have passed. Meters also model the rules
+//! in force, and their error is assumed to be the same on both sides: the share is relative to the
+//! requests that they let pass. A record of other rules than those in force, or of an emergency,
+//! only shows that a request came: both of its sides are modelled.
 //!
-//! Nothing here decides for real, and nothing here reads a clock: the records bring their times.
+//! Nothing here decides a real request or reads a clock: the records contain their times.
 
 mod approval;
 mod back_test;
@@ -32,28 +34,29 @@ use self::plan::NOTHING_LEFT;
 
 pub(crate) use self::approval::ApprovedEffect;
 pub(crate) use self::back_test::BackTest;
-pub(crate) use self::plan::{ChangePlan, ChangeScope, tightened, with};
+pub(crate) use self::plan::{ChangePlan, ChangeScope, StricterRules, tightened, with};
 
-/// The share of requests above which a change that denies them asks whether that is meant. Higher: fewer questions; more
-/// people turned away by a mistake.
+/// Share of newly denied requests above which a change needs confirmation. Higher: fewer
+/// confirmations; more requests denied by mistake.
 const CONFIRM_ABOVE: f64 = 0.05;
 
-/// The share above which it waits for somebody else.
+/// Share above which it needs the approval of another person.
 const APPROVE_ABOVE: f64 = 0.5;
 
-/// How far back decisions are decided again. Longer: also what happens once a day; more to read.
+/// Time span of the replayed decisions, in milliseconds. Longer: covers daily events too; more to
+/// read.
 pub(crate) const WINDOW_MS: u64 = 60 * 60 * 1_000;
 
 /// How many of them at most, the latest. More: surer; a plan takes longer.
 pub(crate) const RECORDS_MAX: u64 = 200_000;
 
-/// How many of the rules that a change touches are told by name.
+/// Maximum number of touched rules listed by name.
 const NAMES_MAX: usize = 20;
 
-/// What a change would have done, and what it takes for that. Kept with the change.
+/// The expected effect of a change, and the consent that it needs. Stored with the change.
 #[derive(Debug, Serialize)]
 pub(crate) struct ChangeEffect {
-    /// What it takes before it applies.
+    /// Consent that the change needs before it is applied.
     #[serde(serialize_with = "word")]
     pub(crate) needs: ChangeNeeds,
     /// Why.
@@ -61,17 +64,17 @@ pub(crate) struct ChangeEffect {
     /// The rules that it touches, the first of them.
     touched: Vec<String>,
     touched_count: usize,
-    /// Nothing if there was nothing to measure.
+    /// `None` if there was nothing to measure.
     measured: Option<Measurement>,
-    /// The rules that are left half of what passes at worst, or less, the first of them.
+    /// The first of the rules that leave half of the passing requests or less in the worst case.
     halved: Vec<HalvedRule>,
     halved_count: usize,
-    /// Whether it denies clearly more than what somebody approved.
+    /// Whether it denies clearly more than was approved.
     #[serde(skip)]
     pub(crate) is_beyond: bool,
 }
 
-/// Recent requests that rules of the change apply to, and what would have become of them.
+/// Recent requests under the rules of the change, and their fate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     /// Records of the log that were decided again.
@@ -85,12 +88,12 @@ pub(crate) struct Measurement {
     newly_denied: f64,
     /// Those that are denied, and would pass.
     newly_allowed: f64,
-    /// In hundredths of what passes: of the rule of which that is most, or of all.
+    /// Share of the passing requests, in percent: of the rule with the largest share, or of all.
     newly_denied_percent: f64,
-    /// That rule; nothing if it is most of all together.
+    /// That rule; `None` if the share of all together is the largest.
     #[serde(default)]
     worst: Option<String>,
-    /// The same at most, if keys of which the log has one record asked for as much as may be.
+    /// Upper bound of the same, if keys with one record had as many requests as possible.
     #[serde(default)]
     at_most_percent: f64,
     /// Whether that much is denied only once overrides have ended.
@@ -106,7 +109,7 @@ pub(crate) struct Measurement {
     others: Option<(f64, f64)>,
 }
 
-/// What one rule would have done.
+/// Measured effect of one rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct RuleMeasurement {
     rule: String,
@@ -118,11 +121,11 @@ struct RuleMeasurement {
     newly_denied: f64,
 }
 
-/// A rule of which it is not known what it would have done, though it may deny more.
+/// A rule that may deny more, with an unknown effect.
 #[derive(Debug)]
 struct UncertainRule {
     rule: String,
-    /// The part that is left of what passes at worst, if that is half or less.
+    /// Part of the passing requests left in the worst case, if half or less.
     left: Option<f64>,
     why: UnknownReason,
 }
@@ -135,7 +138,7 @@ impl UncertainRule {
     }
 }
 
-/// Why it is not known what a change would have done.
+/// The reason why the effect of a change is unknown.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum UnknownReason {
     /// There is no log.
@@ -144,11 +147,11 @@ pub(crate) enum UnknownReason {
     LogUnreadable(String),
     /// It has so few records of the rules.
     Few(u64),
-    /// It has too small a part of what passed.
+    /// It has too small a sample of the passing requests.
     Rough(u64),
     /// It does not have the dimension of requests that a rule looks at.
     NotLogged(String),
-    /// A rule counts by another algorithm, or with other regions, of which it says nothing.
+    /// A rule counts by another algorithm, or with other regions, which the log does not show.
     CountedOtherwise,
 }
 
@@ -163,13 +166,13 @@ impl fmt::Display for UnknownReason {
                 write!(f, "the log has {records} {which}, fewer than {}", back_test::RECORDS_MIN)
             }
             Self::Rough(records) => {
-                write!(f, "the log has {records} {which}, too few of them of what passed")
+                write!(f, "the log has {records} {which}, too few of them of allowed requests")
             }
             Self::NotLogged(dimension) => {
-                write!(f, "the log has no {dimension:?} of requests, since no rule in force looks at that")
+                write!(f, "the log has no {dimension:?} of requests, since no rule in force uses it")
             }
             Self::CountedOtherwise => {
-                f.write_str("the log does not tell what passes by another algorithm or beside other regions")
+                f.write_str("the log has no decisions by another algorithm or with other regions")
             }
         }
     }
@@ -191,43 +194,51 @@ impl ChangeEffect {
         Self { needs, because, touched, touched_count, measured, halved, halved_count, is_beyond }
     }
 
-    /// What is said of a change of which nothing is known, beside what somebody approved.
+    /// Returns the effect of a change without a measurement, compared with the approved effect.
     pub(crate) fn unknown(scope: &ChangeScope, why: UnknownReason, approved: &ApprovedEffect) -> Self {
         let halved = scope.halved().map(|(tighter, left)| (tighter.rule.as_str(), left));
         Self::new(scope, Err(why), None).beyond_if(approved.is_passed_by_halved(halved))
     }
 
-    /// The same, held against what somebody approved. What needs nobody's approval is within it.
+    /// Notes whether the effect exceeds the approved one. An effect that needs no approval never
+    /// does.
     fn beyond_if(self, is_beyond: bool) -> Self {
         let is_beyond = is_beyond && self.needs == ChangeNeeds::Approver;
         Self { is_beyond, ..self }
     }
 
-    /// The same where there is nobody else to ask: of what is not known, whoever is there has to be sure. What is measured waits
-    /// until there is somebody.
+    /// Adapts the effect if there is no other person to ask: the author confirms it instead, because
+    /// no approval could ever come.
     pub(crate) fn for_one(self) -> Self {
-        self.asked_instead("without tokens there is nobody else to ask")
+        self.asked_instead("without tokens there is no second approver")
     }
 
-    /// The same of the first change of a store: whoever makes it may be the only one yet, and nobody goes by what the store says.
+    /// Does the same for the first change of a store. Its author may be the only person so far, and
+    /// no server depends on the store yet.
     pub(crate) fn for_first(self) -> Self {
         self.asked_instead("the store is new")
     }
 
-    /// The same where no other credential may approve: what would wait for its holder would wait forever.
+    /// Does the same if no other credential may approve, because the change would wait forever.
     pub(crate) fn for_only(self) -> Self {
-        self.asked_instead("nobody else may approve")
+        self.asked_instead("no other credential may approve")
     }
 
     fn asked_instead(mut self, why: &str) -> Self {
-        // Something may have been measured, and yet it waits for what is not known of another rule.
-        let waits_by_share =
-            self.measured.as_ref().is_some_and(|measured| by_share(measured).0 == ChangeNeeds::Approver);
-        if self.needs == ChangeNeeds::Approver && !waits_by_share {
+        if self.needs == ChangeNeeds::Approver {
             self.needs = ChangeNeeds::Confirmation;
             self.is_beyond = false;
             self.because = format!("{}; {why}", self.because);
         }
+        self
+    }
+
+    /// Requires at least a confirmation of the author, who answers this question.
+    pub(crate) fn confirmed_for(mut self, question: &str) -> Self {
+        if self.needs == ChangeNeeds::Nothing {
+            self.needs = ChangeNeeds::Confirmation;
+        }
+        self.because = format!("{question}; {}", self.because);
         self
     }
 }
@@ -237,7 +248,8 @@ fn word<S: serde::Serializer>(needs: &ChangeNeeds, to: S) -> Result<S::Ok, S::Er
     to.serialize_str(needs.word())
 }
 
-/// What a change takes, and why: by what was measured, and by what could not be.
+/// Returns the consent that a change needs, and the reason, from the measured and the unknown
+/// effects.
 fn judge(
     measured: Result<&Measurement, &UnknownReason>,
     unsure: Option<&UncertainRule>,
@@ -250,7 +262,7 @@ fn judge(
     let Some(UncertainRule { rule, left, why }) = unsure.filter(|_| measured.is_ok()) else {
         return (needs, because);
     };
-    // What is known of other rules says nothing of this one.
+    // Measurements of other rules do not apply to this one.
     let (least, may) = of_unknown(rule, *left);
     if weight(least) > weight(needs) {
         (least, format!("{because}; of rule {rule:?} there is {why}; {may}"))
@@ -276,8 +288,8 @@ fn by_terms(why: &UnknownReason, scope: &ChangeScope) -> (ChangeNeeds, String) {
     (needs, format!("{why}; {may}"))
 }
 
-/// What a rule takes that may deny more, nobody knows how much: what the worst takes that it can be. A log that is empty, or full
-/// of something else, makes nothing harmless.
+/// Returns the consent for a rule that may deny an unknown amount more: that of its worst case. An
+/// empty or unrelated log makes nothing harmless.
 fn of_unknown(rule: &str, left: Option<f64>) -> (ChangeNeeds, String) {
     match left {
         None => (ChangeNeeds::Confirmation, format!("the change may deny more by {rule:?}")),
@@ -303,7 +315,7 @@ fn by_share(measured: &Measurement) -> (ChangeNeeds, String) {
         share if share > CONFIRM_ABOVE => {
             (ChangeNeeds::Confirmation, message(&format!(", more than {} %", 100.0 * CONFIRM_ABOVE)))
         }
-        // What may be more is asked about, as what is not known.
+        // A share that may be larger needs confirmation, like an unknown one.
         _ if measured.at_most_percent / 100.0 > CONFIRM_ABOVE => {
             let at_most = measured.at_most_percent;
             let rest = format!(", or up to {at_most:.1} %: of most keys the log has one record or none");

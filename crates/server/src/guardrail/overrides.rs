@@ -1,9 +1,12 @@
-//! Overrides of a change: whether one may deny what passes, for some key, and how much of it at worst.
+//! Overrides of a change: whether one may deny passing requests of some key, and how many in the
+//! worst case.
 //!
-//! What holds for a key is asked of both sets. A pattern stands for many keys: of those that it comes to, or leaves, some may be
-//! under another pattern of the rule that describes a part of them, so it is compared with all of these.
+//! The terms of a key come from both rule sets. A pattern stands for many keys. Another pattern of
+//! the rule may match some of the keys that it gains or loses, so it is compared with all such
+//! patterns.
 //!
-//! What an override does not say it has from its rule. So a change of a rule may be one of overrides that nobody named.
+//! An override inherits the fields that it does not set from its rule. So a change of a rule may
+//! change overrides that it does not name.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -19,11 +22,12 @@ use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 use super::meter::Rate;
 use super::plan::{AFTER_ALL_MS, NOTHING_LEFT, NamedRules, RuleDiff};
 
-/// How many keys of a rule a change may leave half, one by one, before they count as all that the rule has. Higher: more customers
-/// that one person turns away without anything to measure it by; lower: a second one is asked about a few keys.
+/// Maximum number of keys of a rule that a change may halve one by one; more count as the whole
+/// rule. Higher: one person can deny more customers without a measurement. Lower: a few keys
+/// already need a second person.
 const KEYS_MAX: usize = 10;
 
-/// What holds for a key.
+/// Terms that apply to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct KeyTerms {
     rate: Rate,
@@ -41,7 +45,7 @@ impl KeyTerms {
     }
 }
 
-/// What held for a key, and what holds for it by the change. A rule that is not there says nothing.
+/// Terms of a key before and after the change; `None` without the rule.
 #[derive(Clone, Copy, Debug)]
 struct TermsChange {
     was: Option<KeyTerms>,
@@ -49,7 +53,7 @@ struct TermsChange {
 }
 
 impl TermsChange {
-    /// Whether a key may be denied what it was not. A rule that is gone denies nothing.
+    /// Whether a key may get new denials. A deleted rule denies nothing.
     fn is_tighter(self) -> bool {
         match (self.was, self.is) {
             (_, None) => false,
@@ -58,7 +62,8 @@ impl TermsChange {
         }
     }
 
-    /// The part of what passed that is left at worst, if that is half or less. Of what was not enforced nobody knows how much is.
+    /// Returns the part of the passing requests left in the worst case, if half or less. Without
+    /// earlier enforcement that part is unknown, so nothing counts as left.
     fn left(self) -> Option<f64> {
         let is = self.is.filter(|is| is.mode == Mode::Enforce)?;
         match self.was {
@@ -93,13 +98,14 @@ impl OverrideScope {
         self.key.iter().any(Pattern::is_wild)
     }
 
-    /// Whether all keys may be among those that it is for, as far as anybody knows: a pattern may describe every key that there
-    /// is, also one that spells out much, such as `user:*`.
+    /// Whether it may apply to all keys that exist. Any pattern may, even a specific one such as
+    /// `user:*`.
     fn may_be_for_all(&self) -> bool {
         self.is_wild() || self.key.is_empty()
     }
 
-    /// Whether it is for all keys that another one is for. Whatever describes the text of a pattern describes all that it does.
+    /// Whether it applies to all keys of another one. A pattern that matches the text of another
+    /// pattern matches all its keys.
     fn is_for_all_of(&self, other: &Self) -> bool {
         let mut parts = self.key.iter().zip(&other.key);
         (self.tenant.is_none() || self.tenant == other.tenant)
@@ -115,8 +121,8 @@ impl OverrideScope {
         !is_other_tenant && self.key.iter().zip(&other.key).all(meet)
     }
 
-    /// What holds for its keys at a time. A pattern is told as what holds for its own text: whatever describes that describes all
-    /// that the pattern does.
+    /// Returns the terms of its keys at a time. The text of a pattern stands for its keys: a
+    /// pattern that matches the text matches all of them.
     fn terms_at(&self, set: &NamedRules<'_>, at_ms: u64) -> Option<KeyTerms> {
         let position = *set.positions.get(self.rule.as_str())?;
         let rule = set.set.rules().get(position)?;
@@ -131,7 +137,7 @@ impl OverrideScope {
     }
 }
 
-/// A pattern of a rule, before the change or after it, and what becomes of its keys.
+/// A pattern of a rule, before or after the change, and the changed terms of its keys.
 #[derive(Debug)]
 struct PatternChange {
     over: OverrideScope,
@@ -149,7 +155,7 @@ pub(super) struct ChangedOverrides<'s> {
     heirs: InheritingOverrides<'s>,
 }
 
-/// The overrides that a change does not name, of rules that pass on something else by it.
+/// Overrides that a change does not name, of rules that pass on other terms by it.
 struct InheritingOverrides<'s> {
     rows: &'s [RuleRow],
     rules: HashSet<&'s str>,
@@ -171,8 +177,8 @@ impl<'s> InheritingOverrides<'s> {
         Self { rows, rules, named }
     }
 
-    /// There may be a million overrides: they are only gone through where a rule passes on something else, and only those of such
-    /// a rule are read whole.
+    /// Returns the overrides. There may be a million, so they are scanned only if inherited terms
+    /// change, and only those of such rules are parsed in full.
     fn iter(&self) -> impl Iterator<Item = OverrideScope> {
         let rows = if self.rules.is_empty() { &[] } else { self.rows };
         let is_heir = |row: &&RuleRow| {
@@ -229,7 +235,7 @@ impl<'s> ChangedOverrides<'s> {
         let wild = changed.iter().flat_map(|(old, new)| old.iter().chain(new)).filter(|over| over.is_wild());
         let wild: Vec<&OverrideScope> = wild.collect();
         let rules: HashSet<&str> = wild.iter().map(|over| over.rule.as_str()).collect();
-        // All overrides are only gone through where patterns change.
+        // All overrides are scanned only if patterns change.
         let others = rows
             .iter()
             .filter(|row| !rules.is_empty() && row.body.contains('*') && !names.contains(row.name.as_str()));
@@ -251,7 +257,7 @@ impl<'s> ChangedOverrides<'s> {
         for (old, new) in &self.changed {
             let rules: BTreeSet<&String> = old.iter().chain(new).map(|over| &over.rule).collect();
             let turns = self.turns(old.as_ref(), new.as_ref());
-            // Other keys, or another time: what that means takes somebody who knows.
+            // Other keys or another time: a person must judge the result.
             let is_another = old.is_some() && new.is_some() && old != new;
             if is_another || turns.iter().any(|turn| turn.is_tighter()) {
                 let left = turns.iter().filter_map(|turn| turn.left()).reduce(f64::min);
@@ -269,8 +275,8 @@ impl<'s> ChangedOverrides<'s> {
         }
     }
 
-    /// The same of overrides that have something else from their rules. A rule that says the burst that followed from its limit is
-    /// the same rule, and only touched by these.
+    /// Does the same for overrides that inherit other terms. A rule that now sets its default burst
+    /// stays the same, and only these overrides touch it.
     fn compare_heirs(&self, found: &mut RuleDiff, keys: &mut Keys) {
         for over in self.heirs.iter() {
             let turn = self.turn(&over);
@@ -283,7 +289,7 @@ impl<'s> ChangedOverrides<'s> {
         }
     }
 
-    /// What becomes of the keys of an override.
+    /// Returns how the terms of the keys of an override change.
     fn turns(&self, old: Option<&OverrideScope>, new: Option<&OverrideScope>) -> Vec<TermsChange> {
         match (old, new) {
             (Some(old), Some(new)) if old == new => vec![self.turn(new)],
@@ -318,7 +324,7 @@ impl<'s> ChangedOverrides<'s> {
         [own].into_iter().chain(met).collect()
     }
 
-    /// Of an override that ends at another time: of what was to last longer, and of what lasts longer now.
+    /// Returns the same for another expiry: for the time that the override loses or gains.
     fn turns_in_time(&self, old: &OverrideScope, new: &OverrideScope) -> Vec<TermsChange> {
         let [old_ms, new_ms] = [old, new].map(|over| over.expires_ms.unwrap_or(u64::MAX));
         let sooner = TermsChange { was: old.terms(self.before), is: old.terms_at(self.after, AFTER_ALL_MS) };
@@ -330,8 +336,8 @@ impl<'s> ChangedOverrides<'s> {
         }
     }
 
-    /// The other patterns of the rule that may describe keys which one of them does, but for those that describe all of these:
-    /// what they say is part of what holds for the pattern itself.
+    /// Returns the other patterns of the rule that may match keys of this one. Patterns that match
+    /// all of its keys are left out: the terms of the pattern include theirs.
     fn met(&self, over: &OverrideScope) -> impl Iterator<Item = &PatternChange> {
         let patterns = self.patterns.get(&over.rule).filter(|_| over.is_wild()).into_iter().flatten();
         patterns.filter(|known| {
@@ -341,7 +347,7 @@ impl<'s> ChangedOverrides<'s> {
     }
 }
 
-/// The rule of an override, of a body that was checked before. What else it says is not kept.
+/// Returns the rule of an override from a validated body, without the other fields.
 fn rule_of(body: &str) -> Option<Cow<'_, str>> {
     #[derive(Deserialize)]
     struct RuleField<'b> {
@@ -356,7 +362,7 @@ pub(super) fn end_ms(body: &str) -> Option<u64> {
     serde_json::from_str::<Value>(body).ok()?["expires"].as_u64()
 }
 
-/// Whether an override is there for as long as it was, and says the same, or allows more.
+/// Whether an override lasts as long as before, with the same terms or a higher limit.
 fn lasts(old: &str, new: Option<&str>) -> bool {
     let read = |body: &str| serde_json::from_str::<Map<String, Value>>(body).ok();
     let (Some(mut old), Some(mut new)) = (read(old), new.and_then(read)) else { return false };

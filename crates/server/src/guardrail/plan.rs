@@ -1,4 +1,4 @@
-//! A change beside what is in force: which rules it touches, and which of them may deny more.
+//! A change compared with the rules in force: the rules it touches, and those that may deny more.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -18,19 +18,20 @@ use super::overrides::{ChangedOverrides, end_ms};
 /// longer, since every request is looked up at each of them.
 const MOMENTS_MAX: usize = 16;
 
-/// What is left at worst by what was not enforced before: nobody knows how much of it passes.
+/// Part left in the worst case if nothing was enforced before, because the passing amount is
+/// unknown.
 pub(super) const NOTHING_LEFT: f64 = 0.0;
 
 /// When all has ended that ends.
 pub(super) const AFTER_ALL_MS: u64 = u64::MAX;
 
-/// A change, compiled beside what is there.
+/// A change, compiled beside the rules in force.
 #[derive(Debug)]
 pub(crate) struct ChangePlan {
     before: RuleSet,
     after: RuleSet,
     scope: ChangeScope,
-    /// When other overrides hold than now; nothing if none ever ends.
+    /// Times at which other overrides apply than now; empty if none expires.
     moments: Vec<u64>,
 }
 
@@ -49,28 +50,59 @@ pub(crate) struct ChangeScope {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TightenedRule {
     pub(super) rule: String,
-    /// The part that is left of what passes at worst, if that is half or less.
+    /// Part of the passing requests left in the worst case, if half or less.
     pub(super) left: Option<f64>,
-    /// Why no record could tell what it does.
+    /// The reason why records cannot show its effect.
     pub(super) not_measured: Option<UnknownReason>,
+    /// Whether there was no rule of this name before.
+    pub(super) is_new: bool,
+}
+
+/// The rules that deny more after changes than before, or may.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StricterRules {
+    /// Rules that existed before, in either mode.
+    pub(crate) known: BTreeSet<String>,
+    /// Rules that did not exist before.
+    pub(crate) new: BTreeSet<String>,
+}
+
+impl StricterRules {
+    fn add(&mut self, rule: &str, is_new: bool) {
+        let rules = if is_new { &mut self.new } else { &mut self.known };
+        rules.insert(rule.to_owned());
+    }
 }
 
 impl ChangeScope {
+    /// Returns the rules that the change touches, in order.
+    pub(crate) fn touched(&self) -> &Arc<[String]> {
+        &self.touched
+    }
+
+    /// Returns the rules that deny more than before, or may.
+    pub(crate) fn stricter(&self) -> StricterRules {
+        let mut stricter = StricterRules::default();
+        self.tighter.iter().for_each(|tighter| stricter.add(&tighter.rule, tighter.is_new));
+        stricter
+    }
+
     /// The number of a rule among those that are touched.
     pub(super) fn number_of(&self, rule: &str) -> Option<u32> {
         let found = self.touched.binary_search_by(|name| name.as_str().cmp(rule)).ok()?;
         u32::try_from(found).ok()
     }
 
-    /// The rules that are left half of what passes, or less, with that part.
+    /// Returns the rules that leave half of the passing requests or less, with that part.
     pub(super) fn halved(&self) -> impl Iterator<Item = (&TightenedRule, f64)> {
         self.tighter.iter().filter_map(|tighter| Some((tighter, tighter.left?)))
     }
 }
 
 impl ChangePlan {
-    /// Compiles what a store holds with a change in it, which has to make sense as a whole, beside the rules in force. These
-    /// may be of another book: one that was refused is to be mended.
+    /// Compiles the content of a store with a change, which must be valid as a whole, beside the
+    /// rules in force. These may come from other rows, if the content was refused and is being
+    /// repaired.
     pub(crate) fn new(
         in_force: &RuleSet,
         rule_rows: &RuleRows,
@@ -78,8 +110,8 @@ impl ChangePlan {
         placement: Option<&str>,
         now_ms: u64,
     ) -> Result<Self, Problems> {
-        // Emergencies end by themselves: a change is judged by what is there without them. That those of today fit the rules
-        // of tomorrow has to be seen all the same.
+        // Emergencies expire by themselves, so a change is judged without them. The current ones
+        // must fit the planned rules all the same.
         let after = RuleSet::compile(&with(rule_rows, operations), placement, now_ms)?;
         after.with_emergencies(rule_rows.emergency_revision, &rule_rows.emergencies, now_ms)?;
         let before = in_force.with_emergencies(rule_rows.emergency_revision, &[], now_ms)?;
@@ -104,8 +136,8 @@ impl ChangePlan {
         &self.scope
     }
 
-    /// The same, ready to be shown what was decided, of which so much was logged as passed, and held against what somebody
-    /// approved.
+    /// Starts the back-test, for a log with this sample rate, and compares with the approved
+    /// effect.
     pub(crate) fn begin(self, sample_rate: f64, approved: Arc<ApprovedEffect>) -> BackTest {
         BackTest::new((self.before, self.after), self.scope, self.moments, sample_rate, approved)
     }
@@ -119,17 +151,21 @@ fn moments(operations: &[Operation], now_ms: u64) -> Vec<u64> {
     ends.into_iter().take(MOMENTS_MAX - 1).chain([AFTER_ALL_MS]).collect()
 }
 
-/// The rules that deny more after changes than before them, or may. The book is the one before.
+/// Returns the rules that deny more after changes than before, or may. `rule_rows` are those
+/// before.
 pub(crate) fn tightened(
     sets: (&RuleSet, &RuleSet),
     rule_rows: &RuleRows,
     operations: &[Operation],
     now_ms: u64,
-) -> BTreeSet<String> {
-    compare(sets, rule_rows, operations, now_ms).tighter.into_keys().collect()
+) -> StricterRules {
+    let found = compare(sets, rule_rows, operations, now_ms);
+    let mut stricter = StricterRules::default();
+    found.tighter.keys().for_each(|rule| stricter.add(rule, found.new.contains(rule)));
+    stricter
 }
 
-/// What differs between two sets.
+/// Differences between two rule sets.
 #[derive(Debug, Default)]
 pub(super) struct RuleDiff {
     pub(super) touched: BTreeSet<String>,
@@ -137,7 +173,9 @@ pub(super) struct RuleDiff {
     pub(super) cut_short: HashSet<String>,
     /// Those that count by another algorithm, or with other regions.
     counted_otherwise: HashSet<String>,
-    /// Those that deny more than before, or may, and what is left where that is half or less.
+    /// Rules that did not exist before.
+    new: HashSet<String>,
+    /// Rules that deny more than before, or may, with the part left if it is half or less.
     tighter: BTreeMap<String, Option<f64>>,
 }
 
@@ -162,6 +200,7 @@ impl RuleDiff {
                 .get(rule.as_str())
                 .map(|name| UnknownReason::NotLogged((*name).to_owned()))
                 .or_else(|| self.counted_otherwise.contains(rule).then_some(UnknownReason::CountedOtherwise)),
+            is_new: self.new.contains(rule),
         };
         self.tighter.iter().map(of).collect()
     }
@@ -182,7 +221,7 @@ impl<'s> LoggedDimensions<'s> {
         Self { placement: in_force.placement(), by_tenant }
     }
 
-    /// A dimension that a rule looks at, and of which nothing is known.
+    /// Returns a dimension that a rule uses and the log does not have.
     fn lacks<'r>(&self, rule: &'r Rule) -> Option<&'r str> {
         let whose = [None, rule.tenant.as_deref()];
         let has = |name: &str| {
@@ -193,7 +232,7 @@ impl<'s> LoggedDimensions<'s> {
     }
 }
 
-/// What a change does to the rules of a set and to their overrides.
+/// Compares the rules of two sets, and their overrides.
 fn compare(
     (before, after): (&RuleSet, &RuleSet),
     rule_rows: &RuleRows,
@@ -207,7 +246,7 @@ fn compare(
     found
 }
 
-/// A set, whose rules are found by name.
+/// A rule set, with its rules indexed by name.
 pub(super) struct NamedRules<'s> {
     pub(super) set: &'s RuleSet,
     pub(super) positions: HashMap<&'s str, usize>,
@@ -237,6 +276,9 @@ fn compare_rules(before: &NamedRules<'_>, after: &NamedRules<'_>, found: &mut Ru
             continue;
         }
         found.touched.insert(name.to_owned());
+        if known.is_none() {
+            found.new.insert(name.to_owned());
+        }
         if known.is_some_and(|known| counts_otherwise(known, rule)) {
             found.counted_otherwise.insert(name.to_owned());
         }
@@ -248,7 +290,7 @@ fn compare_rules(before: &NamedRules<'_>, after: &NamedRules<'_>, found: &mut Ru
     found.touched.extend(gone.map(|(name, _)| name.to_owned()));
 }
 
-/// A book after a change, without emergencies.
+/// Returns rule rows after a change, without emergencies.
 pub(crate) fn with(rule_rows: &RuleRows, operations: &[Operation]) -> RuleRows {
     let mut rows: BTreeMap<(RowKind, &str), RuleRow> =
         rule_rows.rows.iter().map(|row| ((row.kind, row.name.as_str()), row.clone())).collect();
@@ -266,12 +308,13 @@ pub(crate) fn with(rule_rows: &RuleRows, operations: &[Operation]) -> RuleRows {
     RuleRows { rows: rows.into_values().collect(), emergencies: Vec::new(), ..*rule_rows }
 }
 
-/// Whether two rules say the same, whatever their versions are.
+/// Whether two rules are equal except for their versions.
 fn is_same(a: &Rule, b: &Rule) -> bool {
     *a == Rule { version: a.version, ..b.clone() }
 }
 
-/// The part that is left at worst of what passes a rule that may deny more, if that is half or less.
+/// Returns the part left in the worst case of the requests that pass a stricter rule, if half or
+/// less.
 fn left(before: Option<&Rule>, after: &Rule) -> Option<f64> {
     match before.filter(|before| before.mode == Mode::Enforce) {
         Some(before) if !reaches_others(before, after) => {
@@ -281,7 +324,7 @@ fn left(before: Option<&Rule>, after: &Rule) -> Option<f64> {
     }
 }
 
-/// Whether a rule may deny what it did not.
+/// Whether a rule may deny requests that it did not deny before.
 fn is_tighter(before: Option<&Rule>, after: &Rule) -> bool {
     let Some(before) = before.filter(|before| before.mode == Mode::Enforce) else {
         return after.mode == Mode::Enforce;
@@ -295,15 +338,16 @@ fn is_tighter(before: Option<&Rule>, after: &Rule) -> bool {
             || counts_otherwise(before, after))
 }
 
-/// Whether a rule counts by another algorithm, or otherwise with other regions. Whatever it was: what those pass may count from now
-/// on, or only a part be left.
+/// Whether a rule gets another algorithm, or a new regime other than `regional`. Usage of other
+/// regions may count from now on, or only a part of the limit may be left.
 fn counts_otherwise(before: &Rule, after: &Rule) -> bool {
     after.limit.algorithm() != before.limit.algorithm()
         || (after.regime() != before.regime() && after.regime() != Regime::Regional)
 }
 
-/// Whether a rule may apply to requests that it did not, or count them together with others. One that has more conditions than it
-/// had, or is for one tenant of all, applies to a part of what it did.
+/// Whether a rule may apply to new requests, or count them together with others. A rule with
+/// additional conditions, or for one tenant instead of all, applies to a part of its former
+/// requests.
 fn reaches_others(before: &Rule, after: &Rule) -> bool {
     let is_for_others = before.tenant.is_some() && before.tenant != after.tenant;
     let has_all_conditions = before.when.iter().all(|condition| after.when.contains(condition));

@@ -1,4 +1,4 @@
-//! What a change takes, and how far off an estimate may be.
+//! Consent that a change needs, and the error of estimates.
 
 mod approval;
 mod endings;
@@ -53,6 +53,8 @@ fn record(user: &str, at_ms: u64, sample_rate: f64) -> DecisionRecord {
         level: 0,
         retry_ms: None,
         source: "local".to_owned(),
+        reason: "limit".to_owned(),
+        until_ms: None,
         region: String::new(),
         node: "n".to_owned(),
         sample_rate,
@@ -61,7 +63,7 @@ fn record(user: &str, at_ms: u64, sample_rate: f64) -> DecisionRecord {
     }
 }
 
-/// What is found out about a change after so many requests at once, of which 100 pass.
+/// Returns the effect of a change after `requests` simultaneous requests, of which 100 pass.
 fn effect(operations: &[Operation], requests: u64) -> ChangeEffect {
     let mut test = begun(operations, 1.0);
     for at in 0..requests {
@@ -82,7 +84,7 @@ fn lowered(amount: u32, requests: u64) -> ChangeEffect {
 }
 
 #[test]
-fn the_share_that_is_newly_denied_says_what_a_change_takes() {
+fn newly_denied_share_determines_the_needed_consent() {
     for (amount, needs) in [
         (100, ChangeNeeds::Nothing),
         (95, ChangeNeeds::Nothing),
@@ -102,7 +104,7 @@ fn the_share_that_is_newly_denied_says_what_a_change_takes() {
 }
 
 #[test]
-fn what_cannot_be_measured_takes_what_the_worst_takes_that_it_can_be() {
+fn unmeasured_change_needs_the_consent_of_its_worst_case() {
     let of = |operation: Operation| effect(&[operation], 99);
     let rule = |body: &str| of(put(RowKind::Rule, "a", body)).needs;
     assert_eq!(rule(&limit(99, "")), ChangeNeeds::Confirmation);
@@ -118,18 +120,18 @@ fn what_cannot_be_measured_takes_what_the_worst_takes_that_it_can_be() {
         ChangeNeeds::Nothing,
         "as its class asks for"
     );
-    // What can only let pass more.
+    // Changes that can only let more pass.
     assert_eq!(rule(&limit(101, "")), ChangeNeeds::Nothing);
     assert_eq!(rule(&limit(1, r#","mode":"shadow""#)), ChangeNeeds::Nothing);
     assert_eq!(rule(&limit(100, r#","when":{"user":"b*"}"#)), ChangeNeeds::Nothing, "some of those before");
     assert_eq!(rule(&limit(100, r#","tenant":"acme""#)), ChangeNeeds::Nothing, "some of those before");
     assert_eq!(of(put(RowKind::Rule, "new", &limit(1, r#","mode":"shadow""#))).needs, ChangeNeeds::Nothing);
-    // Half of it, or less, is like half of what passes.
+    // Half of the limit or less counts like half of the passing requests.
     assert_eq!(rule(&limit(51, "")), ChangeNeeds::Confirmation);
     assert_eq!([50, 1, 0].map(|amount| rule(&limit(amount, ""))), [ChangeNeeds::Approver; 3]);
     assert_eq!(rule(&limit(100, r#","burst":50"#)), ChangeNeeds::Approver);
     assert_eq!(rule(r#"{"key":["user"],"limit":100,"period":"2h"}"#), ChangeNeeds::Approver);
-    // What was not counted so before may be more than is allowed, all of it.
+    // Requests that were not counted like this before may all exceed the limit.
     assert_eq!(rule(r#"{"key":[],"limit":100,"period":"1h"}"#), ChangeNeeds::Approver);
     assert_eq!(of(put(RowKind::Rule, "new", &limit(1_000, ""))).needs, ChangeNeeds::Approver);
     let delete = of(Operation::Delete { kind: RowKind::Rule, name: "a".to_owned() });
@@ -162,15 +164,18 @@ fn a_rule_of_which_nothing_is_known_is_enforced_for_others_by_two_people() {
 }
 
 #[test]
-fn where_there_is_nobody_else_only_what_is_measured_waits_for_somebody() {
+fn where_there_is_nobody_else_no_change_waits() {
     let alone: [fn(ChangeEffect) -> ChangeEffect; 3] =
         [ChangeEffect::for_one, ChangeEffect::for_first, ChangeEffect::for_only];
     for alone in alone {
         let unknown = lowered(50, 0);
         assert_eq!((unknown.needs, alone(unknown).needs), (ChangeNeeds::Approver, ChangeNeeds::Confirmation));
         let measured = lowered(0, 100);
-        assert_eq!((measured.needs, alone(measured).needs), (ChangeNeeds::Approver, ChangeNeeds::Approver));
-        // Of the one much is known, of the other nothing.
+        assert_eq!(
+            (measured.needs, alone(measured).needs),
+            (ChangeNeeds::Approver, ChangeNeeds::Confirmation)
+        );
+        // One rule has a measurement, the other has none.
         let new = || put(RowKind::Rule, "c", r#"{"key":["plan"],"limit":1,"period":"1h"}"#);
         let both = |amount: u32| of_two(&[put(RowKind::Rule, "a", &limit(amount, "")), new()], (200, 0));
         let harmless = both(101);
@@ -179,10 +184,7 @@ fn where_there_is_nobody_else_only_what_is_measured_waits_for_somebody() {
             "{}",
             harmless.because
         );
-        assert_eq!(
-            [both(101), both(0)].map(|effect| alone(effect).needs),
-            [ChangeNeeds::Confirmation, ChangeNeeds::Approver]
-        );
+        assert_eq!([both(101), both(0)].map(|effect| alone(effect).needs), [ChangeNeeds::Confirmation; 2]);
     }
 }
 
@@ -193,13 +195,13 @@ fn overrides_and_other_rules_are_part_of_both_sides() {
     assert_eq!(both.needs, ChangeNeeds::Nothing, "the only user has an override: {}", both.because);
     let measured = both.measured.expect("measured");
     assert_eq!((measured.newly_denied, measured.newly_allowed), (0.0, 100.0));
-    // What another rule touches is no part of the share.
+    // Requests of another rule are not part of the share.
     let other = effect(&[put(RowKind::Rule, "b", &limit(1, r#","when":{"user":"nobody"}"#))], 200);
     assert!(other.measured.is_none() && other.needs == ChangeNeeds::Approver, "{}", other.because);
 }
 
 #[test]
-fn what_would_be_under_more_rules_than_can_be_asked_is_denied() {
+fn requests_under_too_many_rules_count_as_denied() {
     let generous = |at: usize| {
         put(
             RowKind::Rule,
@@ -217,7 +219,7 @@ fn what_would_be_under_more_rules_than_can_be_asked_is_denied() {
     assert_eq!((measured.newly_denied, measured.newly_allowed), (100.0, 0.0));
 }
 
-/// What an override takes of which nothing can be measured, beside these that are there.
+/// Returns the consent that an override needs without a measurement, beside the existing ones.
 fn unmeasured(there: &[(&str, &str)], operation: Operation) -> ChangeNeeds {
     let over = |(name, fields): &(&str, &str)| row(RowKind::Override, name, &over(fields));
     let rows = [row(RowKind::Rule, "a", &limit(100, ""))].into_iter().chain(there.iter().map(over)).collect();
@@ -232,7 +234,7 @@ fn over(fields: &str) -> String {
 }
 
 #[test]
-fn an_override_asks_unless_it_lets_pass_what_passed() {
+fn stricter_new_override_needs_consent() {
     let new =
         |there: &[(&str, &str)], fields: &str| unmeasured(there, put(RowKind::Override, "o", &over(fields)));
     for (fields, needs) in [
@@ -251,7 +253,7 @@ fn an_override_asks_unless_it_lets_pass_what_passed() {
     ] {
         assert_eq!(new(&[], fields), needs, "{fields}");
     }
-    // What holds for a key is not what the rule says, where another override is there.
+    // With another override, the terms of a key differ from those of the rule.
     let wide = [("w", r#""key":["u*"],"limit":500"#)];
     for (fields, needs) in [
         (r#""key":["u"],"limit":499"#, ChangeNeeds::Confirmation),
@@ -260,7 +262,7 @@ fn an_override_asks_unless_it_lets_pass_what_passed() {
         (r#""key":["*u"],"limit":499"#, ChangeNeeds::Confirmation),
         (r#""key":["*u"],"limit":500"#, ChangeNeeds::Nothing),
         (r#""key":["*u"],"limit":250"#, ChangeNeeds::Approver),
-        // Of what spells out more, nothing is taken, unless it comes first.
+        // A more specific override keeps its keys, unless the new one has priority.
         (r#""key":["*"],"limit":100"#, ChangeNeeds::Nothing),
         (r#""key":["*"],"limit":100,"priority":1"#, ChangeNeeds::Approver),
         (r#""key":["v*"],"limit":100"#, ChangeNeeds::Nothing),
@@ -270,7 +272,7 @@ fn an_override_asks_unless_it_lets_pass_what_passed() {
 }
 
 #[test]
-fn an_override_that_changes_or_goes_asks_unless_it_lets_pass_what_passed() {
+fn stricter_change_or_removal_of_an_override_needs_consent() {
     let there = [("o", r#""key":["u"],"limit":500,"burst":20,"expires":1900000000000"#)];
     let changed = |fields: &str| unmeasured(&there, put(RowKind::Override, "o", &over(fields)));
     for (fields, needs) in [
@@ -306,7 +308,7 @@ fn an_override_that_changes_or_goes_asks_unless_it_lets_pass_what_passed() {
 }
 
 #[test]
-fn an_override_for_many_keys_that_leaves_them_to_others_takes_what_those_leave() {
+fn removed_wide_override_needs_consent_by_the_limits_behind_it() {
     let there =
         [("o", r#""key":["*"],"limit":500,"priority":2"#), ("w", r#""key":["u*"],"limit":100,"priority":1"#)];
     let delete = || Operation::Delete { kind: RowKind::Override, name: "o".to_owned() };
@@ -328,7 +330,7 @@ fn an_override_for_many_keys_that_leaves_them_to_others_takes_what_those_leave()
     ] {
         assert_eq!(changed(fields), needs, "{fields}");
     }
-    // What holds for longer than it was to.
+    // An override that lasts longer than before.
     let there = [("o", r#""key":["*"],"limit":10,"expires":1900000000000"#)];
     let lasts = put(RowKind::Override, "o", &over(r#""key":["*"],"limit":10"#));
     assert_eq!(unmeasured(&there, lasts), ChangeNeeds::Approver);
@@ -365,8 +367,8 @@ fn by_team(amount: u32) -> String {
     format!(r#"{{"key":["team"],"limit":{amount},"period":"1h"}}"#)
 }
 
-/// What is found out about a change where there are rules for users and for teams, of so many requests each, of which all
-/// passed.
+/// Returns the effect of a change of rules for users and for teams, after so many requests of each,
+/// all of which passed.
 fn of_two(operations: &[Operation], (users, teams): (u64, u64)) -> ChangeEffect {
     let rows = [row(RowKind::Rule, "a", &limit(100, "")), row(RowKind::Rule, "b", &by_team(100))].into();
     let rule_rows = RuleRows { revision: 1, rows, ..RuleRows::default() };
@@ -385,7 +387,7 @@ fn of_two(operations: &[Operation], (users, teams): (u64, u64)) -> ChangeEffect 
 }
 
 #[test]
-fn what_a_rule_denies_is_not_made_less_by_what_passes_another() {
+fn denied_share_of_a_rule_is_not_diluted_by_other_rules() {
     let blocked_and_raised = [put(RowKind::Rule, "a", &limit(0, "")), put(RowKind::Rule, "b", &by_team(101))];
     let effect = of_two(&blocked_and_raised, (200, 20_000));
     assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
@@ -404,7 +406,7 @@ fn what_a_rule_denies_is_not_made_less_by_what_passes_another() {
 }
 
 #[test]
-fn what_is_known_of_one_rule_says_nothing_of_another() {
+fn measurement_of_one_rule_does_not_cover_another() {
     let both =
         |amount: u32| [put(RowKind::Rule, "a", &limit(amount, "")), put(RowKind::Rule, "b", &by_team(101))];
     let few = of_two(&both(99), (99, 20_000));
@@ -417,14 +419,14 @@ fn what_is_known_of_one_rule_says_nothing_of_another() {
     assert_eq!(of_two(&both(99), (100, 20_000)).needs, ChangeNeeds::Nothing);
     assert_eq!(of_two(&both(50), (99, 20_000)).needs, ChangeNeeds::Approver, "half of it");
     assert_eq!(of_two(&both(101), (0, 20_000)).needs, ChangeNeeds::Nothing, "nobody is denied more");
-    // What was measured counts, whatever else is not known.
+    // A measured effect counts, even if another one is unknown.
     let unknown = put(RowKind::Rule, "c", r#"{"key":["plan"],"limit":1,"period":"1h"}"#);
     let effect = of_two(&[put(RowKind::Rule, "a", &limit(0, "")), unknown], (200, 0));
     assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
 }
 
 #[test]
-fn what_the_log_does_not_have_of_requests_is_not_taken_for_harmless() {
+fn dimension_missing_from_the_log_is_not_harmless() {
     let by_plan = |amount: u32| {
         let body = format!(r#"{{"key":["plan"],"limit":{amount},"period":"1h"}}"#);
         effect(&[put(RowKind::Rule, "a", &body)], 100)
@@ -443,7 +445,7 @@ fn what_the_log_does_not_have_of_requests_is_not_taken_for_harmless() {
 }
 
 #[test]
-fn what_the_log_does_not_tell_of_a_rule_that_counts_otherwise_is_asked_about() {
+fn new_regime_or_algorithm_needs_confirmation() {
     for (fields, needs) in [
         (r#","regime":"share""#, ChangeNeeds::Confirmation),
         (r#","algorithm":"sliding_window""#, ChangeNeeds::Confirmation),
@@ -459,7 +461,7 @@ fn what_the_log_does_not_tell_of_a_rule_that_counts_otherwise_is_asked_about() {
     assert!(halved.because.contains("beside other regions"), "{}", halved.because);
 }
 
-/// What is found out about a change from records of a log with such a sample.
+/// Returns the effect of a change from records of a log with this sample rate.
 fn from_log(
     operations: &[Operation],
     sample_rate: f64,
@@ -476,14 +478,14 @@ fn blocked() -> [Operation; 1] {
     [put(RowKind::Rule, "a", &limit(0, ""))]
 }
 
-/// Users of whom the log has one record each, of a thousand requests that passed.
+/// Users with one record each, drawn from a thousand requests that passed.
 fn strangers(count: u64) -> impl Iterator<Item = DecisionRecord> {
     (0..count)
         .map(|user| DecisionRecord { level: 1, ..record(&user.to_string(), NOW_MS + user * 20_000, 0.001) })
 }
 
 #[test]
-fn what_denies_everything_is_found_in_a_sample_of_strangers() {
+fn block_is_measured_from_a_sample_of_distinct_keys() {
     let effect = from_log(&blocked(), 0.001, strangers(150));
     assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
     assert!(effect.because.starts_with("100.0 % of"), "{}", effect.because);
@@ -496,15 +498,15 @@ fn what_denies_everything_is_found_in_a_sample_of_strangers() {
 }
 
 #[test]
-fn what_nobody_can_tell_from_a_sample_is_asked_about() {
-    // None of them has a second record, and yet some dozens may have asked five times.
+fn effect_uncertain_from_the_sample_needs_confirmation() {
+    // No user has a second record, but some dozens may have made five requests.
     let effect = from_log(&[put(RowKind::Rule, "a", &limit(2, ""))], 0.001, strangers(150));
     assert_eq!(effect.needs, ChangeNeeds::Confirmation, "{}", effect.because);
     assert!(effect.because.contains(", or up to "), "{}", effect.because);
 }
 
 #[test]
-fn records_are_counted_and_not_what_they_stand_for() {
+fn minimum_is_counted_in_records_and_not_in_requests() {
     for few in [1, 99] {
         let effect = from_log(&blocked(), 0.001, strangers(few));
         assert_eq!(effect.needs, ChangeNeeds::Approver, "nobody knows that it is little");
@@ -514,7 +516,7 @@ fn records_are_counted_and_not_what_they_stand_for() {
 }
 
 #[test]
-fn denials_do_not_stand_for_what_passes() {
+fn denials_do_not_count_towards_the_measured_passes() {
     let denied = |count: u64| {
         let of = |at: u64| DecisionRecord { verdict: RecordVerdict::Denied, ..record("u", NOW_MS + at, 1.0) };
         (0..count).map(of)
@@ -532,9 +534,10 @@ fn denials_do_not_stand_for_what_passes() {
     assert!(blocked.because.starts_with("100.0 % of"), "{}", blocked.because);
 }
 
-/// Of many rules in shadow only the first are asked: what the others would have said is not known, and not that they let all pass.
+/// Of many shadow rules, only the first are evaluated. The verdicts of the others are unknown, and
+/// do not count as passes.
 #[test]
-fn what_a_rule_in_shadow_was_never_asked_is_not_taken_for_a_yes() {
+fn unevaluated_shadow_rule_does_not_count_as_allowing() {
     let crowd = |others: usize| {
         let in_shadow = |name: usize| {
             row(
@@ -567,7 +570,7 @@ fn what_a_rule_in_shadow_was_never_asked_is_not_taken_for_a_yes() {
 }
 
 #[test]
-fn what_a_rule_said_in_shadow_mode_it_does_when_it_is_enforced() {
+fn shadow_verdicts_predict_the_enforced_rule() {
     let shadow = RuleRows {
         revision: 1,
         rows: [row(RowKind::Rule, "a", &limit(100, r#","mode":"shadow""#))].into(),
@@ -596,7 +599,7 @@ fn what_a_rule_said_in_shadow_mode_it_does_when_it_is_enforced() {
 }
 
 #[test]
-fn what_other_rules_or_an_emergency_decided_only_says_that_a_request_came() {
+fn records_of_other_rule_sets_count_only_as_requests() {
     // All were denied, which the rules in force would not have done.
     let denied = |user: u64| DecisionRecord {
         verdict: RecordVerdict::Denied,
@@ -617,7 +620,7 @@ fn what_other_rules_or_an_emergency_decided_only_says_that_a_request_came() {
 }
 
 #[test]
-fn a_log_that_cannot_be_read_is_told_and_asked_about() {
+fn unreadable_log_is_reported_and_needs_consent() {
     let unread = |amount: u32| {
         let change = [put(RowKind::Rule, "a", &limit(amount, ""))];
         let change_plan =
@@ -641,7 +644,7 @@ fn a_log_that_cannot_be_read_is_told_and_asked_about() {
 }
 
 #[test]
-fn what_does_not_compile_is_refused_with_all_reasons() {
+fn change_that_does_not_compile_is_rejected_with_all_reasons() {
     let wrong =
         [put(RowKind::Rule, "a", &limit(1, r#","burst":0"#)), put(RowKind::Override, "o", r#"{"rule":"x"}"#)];
     let problems =

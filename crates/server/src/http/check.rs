@@ -10,6 +10,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
 use tidegate::{Outcome, Retry};
+use tidegate_record::timestamp;
 use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError};
 use utoipa::ToSchema;
 
@@ -18,6 +19,7 @@ use super::object::Object;
 use super::{HttpRequest, HttpResponse, Problem, json, read_json, text};
 use crate::auth::Role;
 use crate::metrics::{DecisionSource, Surface};
+use crate::reason::DecisionReason;
 use crate::rules::{AppliedRule, RuleOutcome, RulesDecision, RulesError};
 
 /// Names and values, as they come.
@@ -57,7 +59,20 @@ struct CheckAnswer<'r> {
     rules_version: &'r str,
     /// The source of the decision.
     source: &'static str,
+    /// `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or `shed`.
+    reason: &'static str,
+    /// The emergency that blocked the request; null unless the reason is `block`.
+    block: Option<BlockAnswer<'r>>,
     rules: Vec<RuleAnswer<'r>>,
+}
+
+/// An emergency that blocks a request.
+#[derive(Debug, Serialize, ToSchema)]
+struct BlockAnswer<'r> {
+    id: &'r str,
+    /// When it ends, unless it is renewed.
+    until: String,
+    until_ms: u64,
 }
 
 /// The verdict of one rule.
@@ -75,6 +90,9 @@ struct RuleAnswer<'r> {
     /// The emergency that takes precedence over the rule; absent if none does.
     #[serde(skip_serializing_if = "Option::is_none")]
     emergency: Option<&'r str>,
+    /// When that emergency ends, in milliseconds since the Unix epoch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    emergency_until_ms: Option<u64>,
     allowed: bool,
     limit: u32,
     remaining: u32,
@@ -246,6 +264,12 @@ fn body<'r>(rules_decision: &'r RulesDecision<'_>) -> CheckAnswer<'r> {
         denied_by: rules_decision.decision.denied_by().map(|outcome| outcome.gate().name()),
         rules_version: rules_decision.version,
         source: rules_decision.source.as_str(),
+        reason: rules_decision.reason().as_str(),
+        block: rules_decision.block().map(|block| BlockAnswer {
+            id: block.id,
+            until: timestamp(block.expires_ms),
+            until_ms: block.expires_ms,
+        }),
         rules: enforced.chain(shadows).collect(),
     }
 }
@@ -263,7 +287,8 @@ fn rule_answer<'r>(
         regime: rule.regime().as_str(),
         mode: terms.mode.as_str(),
         override_name: terms.override_name,
-        emergency: terms.emergency,
+        emergency: terms.emergency.map(|emergency| emergency.id),
+        emergency_until_ms: terms.emergency.map(|emergency| emergency.expires_ms),
         allowed: outcome.is_allowed(),
         limit: terms.limit.amount(),
         remaining: outcome.remaining(),
@@ -281,6 +306,8 @@ fn shed(version: &str) -> HttpResponse {
         denied_by: None,
         rules_version: version,
         source: DecisionSource::Shed.as_str(),
+        reason: DecisionReason::Shed.as_str(),
+        block: None,
         rules: Vec::new(),
     };
     json(StatusCode::OK, &body)

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_is_told_as_the_proxy_understands_it() {
+    fn denial_uses_the_status_that_the_proxy_expects() {
         let shared = server(&rule("key = ['ip']"));
         let from = [("x-forwarded-for", "192.0.2.7")];
         for left in ["1", "0"] {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_questions_are_refused_in_words() {
+    fn invalid_forward_auth_requests_are_rejected_with_a_reason() {
         let shared = server(&rule("key = ['method', 'path', 'host', 'header.x-key']"));
         let long = "x".repeat(1_025);
         let (method, path, host) =

@@ -36,7 +36,7 @@ use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
 use self::answer::spare;
-pub(crate) use self::answer::{HttpResponse, Problem, json, read_json, text};
+pub(crate) use self::answer::{HttpResponse, Problem, ProblemBody, json, read_json, text};
 pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
@@ -94,7 +94,7 @@ impl<'s> HttpRequest<'s> {
 
     /// Whether the server has no tokens, so that all callers are the same.
     pub(crate) fn is_open(&self) -> bool {
-        self.caller.is_some_and(|caller| caller.is_anybody())
+        self.caller.is_some_and(|caller| caller.is_anonymous())
     }
 
     /// Returns the caller's principal, if it has at least `role`.

@@ -26,6 +26,7 @@ use super::{HttpRequest, HttpResponse, check, envoy_json, forward_auth, text, un
         unkey::overrides::list,
         envoy_json::answer,
         forward_auth::answer,
+        crate::admin::status::answer,
         answer,
     )
 )]
@@ -132,7 +133,7 @@ mod tests {
             let hash = TokenHash::of(role.as_bytes());
             format!("[[tokens]]\nname = '{role}'\nrole = '{role}'\nhash = '{hash}'\n")
         };
-        let file = [token("client"), token("operator")].concat();
+        let file = [token("client"), token("viewer"), token("operator")].concat();
         let shared = Shared::new(&mut Config::read(&given, Some(&file)).expect("good")).expect("fits");
         let rules = ActiveRules::new(RuleSet::parse(RULES).expect("good rules"), &shared).expect("fits");
         shared.rules.store(Arc::new(rules));
@@ -157,7 +158,11 @@ mod tests {
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let answer = route(&HttpRequest::new(shared, peer, parts, body)).await;
+            let request = HttpRequest::new(shared, peer, parts, body);
+            let answer = match *target {
+                "/v1/status" => crate::admin::route(&request).await,
+                _ => route(&request).await,
+            };
             let (head, body) = answer.into_parts();
             let body = body.collect().await.expect("whole").to_bytes();
             let media = head.headers.get(CONTENT_TYPE).and_then(|media| media.to_str().ok());
@@ -238,6 +243,8 @@ mod tests {
             (("GET", "/forward-auth?deny_status=500", "client", Value::Null), 400),
             (("GET", "/forward-auth", "", Value::Null), 401),
             (("GET", "/openapi.json", "", Value::Null), 200),
+            (("GET", "/v1/status", "viewer", Value::Null), 200),
+            (("GET", "/v1/status", "client", Value::Null), 403),
             (("POST", "/v2/ratelimit.limit", "client", limit.clone()), 200),
             (("POST", "/v2/ratelimit.limit", "client", json!({})), 400),
             (("POST", "/v2/ratelimit.multiLimit", "client", json!([limit.clone()])), 200),
@@ -274,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_said_by_a_bearer_token() {
+    fn document_declares_bearer_authentication() {
         let document: Value = serde_json::from_slice(&document()).expect("JSON");
         let scheme = &document["components"]["securitySchemes"]["bearer"];
         assert_eq!((&scheme["type"], &scheme["scheme"]), (&json!("http"), &json!("bearer")));

@@ -62,7 +62,7 @@ const COMMANDS: &[Command] = &[
         keys: NO_KEYS,
         strangers: false,
         group: "connection",
-        summary: "Answers what it was told",
+        summary: "Returns its argument",
         answer: connection::echo,
     },
     Command {
@@ -72,7 +72,7 @@ const COMMANDS: &[Command] = &[
         keys: NO_KEYS,
         strangers: true,
         group: "connection",
-        summary: "Agrees on a protocol, and on who asks",
+        summary: "Negotiates the protocol and authenticates",
         answer: connection::hello,
     },
     Command {
@@ -82,7 +82,7 @@ const COMMANDS: &[Command] = &[
         keys: NO_KEYS,
         strangers: true,
         group: "connection",
-        summary: "Says who asks, by a token",
+        summary: "Authenticates with a token",
         answer: connection::auth,
     },
     Command {
@@ -190,7 +190,7 @@ fn warn_of_http() {
     static TOLD: Once = Once::new();
     TOLD.call_once(|| {
         tracing::warn!(
-            "HTTP was sent to the listener for Redis clients, perhaps by a page in somebody's browser; the connection \
+            "HTTP was sent to the listener for Redis clients, perhaps by a web page in a browser; the connection \
              is closed, as those of all who do so will be"
         );
     });
@@ -236,7 +236,7 @@ pub(super) fn unknown_subcommand(of: &str, name: &[u8]) -> Vec<u8> {
 /// `COMMAND [COUNT | LIST | INFO [name...] | DOCS [name...] | HELP]`.
 fn answer(_: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let Some(subcommand) = request.get(1) else {
-        tell_all(reply);
+        write_all_commands(reply);
         return Flow::Continue;
     };
     match subcommand.to_ascii_lowercase().as_slice() {
@@ -248,7 +248,7 @@ fn answer(_: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> 
                 reply.bulk(command.name.as_bytes());
             }
         }
-        b"info" => tell_some(request, reply),
+        b"info" => write_named_commands(request, reply),
         b"docs" => document_some(request, reply),
         b"help" => help(reply, "COMMAND", &["COUNT", "LIST", "INFO [<name> ...]", "DOCS [<name> ...]"]),
         _ => reply.error(&unknown_subcommand("COMMAND", subcommand)),
@@ -266,16 +266,16 @@ pub(super) fn help(reply: &mut Reply<'_>, of: &str, subcommands: &[&str]) {
     reply.status("HELP");
 }
 
-fn tell_all(reply: &mut Reply<'_>) {
+fn write_all_commands(reply: &mut Reply<'_>) {
     reply.array(COMMANDS.len());
     for command in COMMANDS {
         command.tell(reply);
     }
 }
 
-fn tell_some(request: &Request<'_>, reply: &mut Reply<'_>) {
+fn write_named_commands(request: &Request<'_>, reply: &mut Reply<'_>) {
     if request.len() == 2 {
-        return tell_all(reply);
+        return write_all_commands(reply);
     }
     reply.array(request.len() - 2);
     for name in request.from(2) {

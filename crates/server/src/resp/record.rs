@@ -6,6 +6,7 @@ use tidegate_record::{RecordKey, Recorder};
 use crate::auth::TenantIndex;
 use crate::decision_log::RecordDraft;
 use crate::metrics::{DecisionSource, Outcome, Surface};
+use crate::reason::DecisionReason;
 use crate::shared::Shared;
 
 /// A decision on a key.
@@ -38,6 +39,8 @@ impl ThrottleDecision<'_> {
             outcome: outcome(is_allowed),
             limit_outcome: Some(limit_outcome),
             source,
+            reason: DecisionReason::of_source(source, shared.decider.region.is_some()),
+            until_ms: None,
             rule_version: 0,
             set_version: "",
             replaced_by: "",

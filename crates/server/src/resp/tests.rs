@@ -270,7 +270,7 @@ fn a_batch_is_answered_like_the_same_requests_one_by_one() {
 }
 
 #[test]
-fn more_limits_than_are_kept_ready_are_decided_as_well() {
+fn limits_beyond_the_cache_are_decided() {
     let mut bench = Bench::open();
     for round in 1..=3 {
         for burst in 3..40 {
@@ -398,7 +398,7 @@ fn every_command_is_answered_to_the_byte() {
 }
 
 #[test]
-fn wrong_questions_are_answered_with_what_is_wrong() {
+fn invalid_throttle_arguments_get_an_exact_error() {
     for (arguments, problem) in WRONG_QUESTIONS {
         let answer = Bench::open().text(&format!("CL.THROTTLE {arguments}\r\n"));
         assert_eq!(answer, format!("-Cell error: Store error: {problem}\r\n"), "{arguments}");
@@ -444,7 +444,7 @@ fn connections_have_ids_and_descriptions() {
 }
 
 #[test]
-fn info_tells_of_the_server_and_of_the_tenants_keys() {
+fn info_describes_the_server_and_the_keys_of_the_tenant() {
     let mut bench = Bench::open();
     bench.throttle("a 1 1 60");
     bench.throttle("b 1 1 60");
@@ -485,7 +485,7 @@ const MALFORMED: &[(&[u8], &str)] = &[
 ];
 
 #[test]
-fn what_cannot_be_read_is_named_and_ends_the_connection() {
+fn malformed_input_gets_an_error_and_closes_the_connection() {
     for (sent, problem) in MALFORMED {
         // Requests before the invalid input get a reply, later ones do not.
         let sent = [b"PING\r\n", *sent, b"PING\r\n"].concat();
@@ -497,7 +497,7 @@ fn what_cannot_be_read_is_named_and_ends_the_connection() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_before_it_is_kept() {
+fn oversized_request_is_refused_before_it_is_buffered() {
     let long_line = vec![b'a'; LINE_BYTES_MAX + 1];
     assert_eq!(read_all(&long_line, READ_BYTES, Trust::Known).1, Some(ProtocolError::LineTooLong));
     assert_eq!(read_all(&long_line[1..], READ_BYTES, Trust::Known).1, None);
@@ -588,7 +588,7 @@ fn it_does_not_matter_where_requests_are_cut() {
 }
 
 #[test]
-fn strangers_may_only_say_who_they_are() {
+fn unauthenticated_clients_may_only_authenticate() {
     let mut bench = Bench::guarded();
     let noauth = "-NOAUTH Authentication required.\r\n";
     for request in [
@@ -661,7 +661,7 @@ fn decisions_are_counted_by_batch() {
 }
 
 #[test]
-fn a_worker_with_too_much_to_do_lets_questions_pass_and_says_so() {
+fn overloaded_worker_sheds_checks_and_counts_them() {
     let mut bench = Bench::open();
     assert_eq!(bench.throttle("k 0 1 60"), [0, 1, 0, -1, 60]);
     (0..crate::load::LATE_LOOKS).for_each(|_| crate::load::note(Duration::from_millis(100)));
@@ -694,7 +694,7 @@ fn nearly_requests() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn whatever_arrives_is_read_the_same_in_any_pieces(bytes in nearly_requests(), piece in 1..50usize) {
+    fn input_is_parsed_the_same_in_any_chunks(bytes in nearly_requests(), piece in 1..50usize) {
         super::read_requests(&bytes);
         prop_assert_eq!(
             read_all(&bytes, bytes.len(), Trust::Known),
@@ -703,7 +703,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_asked_is_answered(bytes in nearly_requests()) {
+    fn every_request_gets_a_reply(bytes in nearly_requests()) {
         let (mut bench, mut out) = (Bench::open(), Vec::new());
         let (used, next) = bench.dialogue.answer(&bytes, &mut out);
         prop_assert!(used <= bytes.len());

@@ -20,7 +20,8 @@ use crate::limiter::UnknownName;
 pub struct RegionPolicy {
     /// Class of the limit: selects its behaviour without the origin.
     pub class: Class,
-    /// Whether those it limits pay: then a limit of class [`Class::Cost`] fails open and not closed.
+    /// Whether those it limits pay: then a limit of class [`Class::Cost`] fails open and not
+    /// closed.
     pub paid: bool,
     /// How far it may be passed, in millionths of its burst.
     pub tolerance_ppm: u32,
@@ -193,14 +194,11 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
     ///
     /// # Panics
     /// If the gate has no origin: the caller used the wrong gate.
-    #[expect(
-        clippy::panic,
-        reason = "to go on would be to count for this process alone what was meant for all"
-    )]
+    #[expect(clippy::panic, reason = "without an origin the limit would count for this node alone")]
     pub(super) fn origin_limit(&self) -> &'g OriginLimit {
         let gate = self.ask.gate();
         let Some(origin_limit) = gate.origin_limit() else {
-            panic!("no origin keeps the gate {:?}", gate.name())
+            panic!("gate {:?} has no origin: create it with `Region::gate_with`", gate.name())
         };
         origin_limit
     }
@@ -229,7 +227,8 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
     }
 }
 
-/// Parts after their lengths, as keys and placements are spelled: no two lists of parts are spelled alike.
+/// Parts after their lengths, as keys and placements are spelled: no two lists of parts are spelled
+/// alike.
 pub fn join_parts(parts: &[&[u8]]) -> Vec<u8> {
     let mut key = Vec::with_capacity(parts.iter().map(|part| part.len() + 4).sum());
     for part in parts {

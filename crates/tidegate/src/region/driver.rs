@@ -382,7 +382,7 @@ impl ClockSkew {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "any number of answers may come, so there is no condition to wait for"
+    reason = "replies are unbounded in number: there is no condition to wait for"
 )]
 async fn give_time(time: Duration) {
     tokio::time::sleep(time).await;
@@ -394,7 +394,8 @@ async fn drive(driver: Weak<Driver>) {
         let Some(strong) = driver.upgrade() else { return };
         let wait = strong.turn().min(LOOK_EVERY);
         let asleep = strong.limiter.now();
-        // Held only for the wait, which ends at the latest when the engine wants to be looked after again.
+        // Held only for the wait, which ends at the latest when the engine wants to be looked after
+        // again.
         let _ = tokio::time::timeout(wait, strong.wake.notified()).await;
         // After a stall of this process, timers have expired and replies are unread. The driver
         // does not count its own delay against the origin.

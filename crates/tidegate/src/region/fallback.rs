@@ -7,7 +7,7 @@ use tidegate_core::{
 };
 
 use super::check::{RegionCheck, RegionPolicy};
-use super::{Region, RegionDecision};
+use super::{MissingReply, Region, RegionDecision};
 use crate::decision::{Decision, Outcome, Outcomes};
 use crate::gate::{Check, Gate};
 use crate::limiter::{Limiter, UnknownName};
@@ -43,8 +43,9 @@ impl Region {
     ) -> Result<RegionDecision<'g>, TooManyLimits> {
         let source = |question: &&RegionCheck<'_, '_>| question.origin_limit().policy.without_origin();
         let last = questions.iter().map(source).max().unwrap_or(DecisionSource::Local);
+        let missing_reply = Some(MissingReply::Origin);
         if last == DecisionSource::Closed {
-            return Ok(RegionDecision { decision: closed(questions), source: last });
+            return Ok(RegionDecision { decision: closed(questions), source: last, missing_reply });
         }
         let gates: Vec<Gate> = questions.iter().map(|question| self.substitute(question)).collect();
         let asks: Vec<Check<'_>> =
@@ -54,7 +55,7 @@ impl Region {
             // The usage still counts: the node reports it when the origin is back.
             self.charge(questions.iter().copied());
         }
-        Ok(RegionDecision { decision: as_asked(questions, &alone), source: last })
+        Ok(RegionDecision { decision: as_asked(questions, &alone), source: last, missing_reply })
     }
 
     /// Returns the substitute of a limit: the node share, or the coarse meter of its tenant.

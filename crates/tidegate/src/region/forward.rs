@@ -13,7 +13,7 @@ use tidegate_replication::{
 use super::check::{RegionCheck, RegionPolicy};
 use super::fallback::closed;
 use super::regions::{PeerRegions, RegionLayout};
-use super::{DecisionSource, Regime, Region, RegionDecision, resolved};
+use super::{DecisionSource, MissingReply, Regime, Region, RegionDecision, resolved};
 use crate::decision::Outcome;
 use crate::gate::Gate;
 
@@ -45,9 +45,14 @@ impl Region {
         let resolution = decision.and_then(|decision| resolution(decision, group.len()));
         match resolution {
             Some(resolution) => {
-                RegionDecision { decision: resolved(group, &resolution), source: DecisionSource::Regional }
+                let decision = resolved(group, &resolution);
+                RegionDecision { decision, source: DecisionSource::Regional, missing_reply: None }
             }
-            None => RegionDecision { decision: closed(group), source: DecisionSource::Closed },
+            None => RegionDecision {
+                decision: closed(group),
+                source: DecisionSource::Closed,
+                missing_reply: Some(MissingReply::Owner),
+            },
         }
     }
 
@@ -279,11 +284,11 @@ mod tests {
 
     /// A key for which that one of the regions decides.
     fn key_of(owner: &str, regions: &[&str], gate: &Gate) -> String {
-        let prefix = gate.origin_limit().expect("an origin keeps it").prefix();
+        let prefix = gate.origin_limit().expect("a gate with an origin").prefix();
         let ids: Vec<_> = regions.iter().map(|name| region_id(name)).collect();
         let mut keys = (0..1_000).map(|number| format!("198.51.100.{number}"));
         let is_of_it = |key: &String| regions[owner_of(&ids, &[prefix, key.as_bytes()])] == owner;
-        keys.find(is_of_it).expect("each region decides for some")
+        keys.find(is_of_it).expect("each region owns some keys")
     }
 
     /// Repeats a request until the owner region replies: the first may precede the connection.
@@ -313,7 +318,7 @@ mod tests {
     /// A charge for a request of a peer region may be rolled back late. By then it has drained, and
     /// other requests have used the drained units.
     #[tokio::test]
-    async fn what_another_region_rolls_back_late_passes_once() {
+    async fn late_rollback_of_a_peer_refunds_no_drained_units() {
         let clock = Hand(Arc::new(AtomicU64::new(1 << 50)));
         let reads = clock.clone();
         let origin = Arc::new(MemoryOrigin::new(move || reads.now().wall_us()));
@@ -326,7 +331,7 @@ mod tests {
             let owner = region.as_owner(layout);
             let decision =
                 owner.answer(forward_request(act, &[&gate.region_check(&key).cost(10)])).await.decision;
-            decision.expect("it decides for the key").denied.is_none()
+            decision.expect("this region owns the key").denied.is_none()
         };
         let since_us = clock.now().mono_us();
         assert!(applied(&region, ForwardAction::Decide).await);
@@ -335,13 +340,13 @@ mod tests {
         assert!(applied(&region, ForwardAction::Decide).await, "one burst");
         assert!(applied(&region, ForwardAction::RollBack { since_us }).await);
         region.leave().await;
-        assert!(!applied(&eu().0, ForwardAction::Decide).await, "what had drained passes once");
+        assert!(!applied(&eu().0, ForwardAction::Decide).await, "a rollback does not refund drained units");
         // No unit of the latest charge has drained.
         let (last, since_us) = (eu().0, clock.now().mono_us());
         assert!(!applied(&last, ForwardAction::Decide).await);
         assert!(applied(&last, ForwardAction::RollBack { since_us }).await);
         last.leave().await;
-        assert!(applied(&eu().0, ForwardAction::Decide).await, "it was given back");
+        assert!(applied(&eu().0, ForwardAction::Decide).await, "the charge was refunded");
     }
 
     /// An origin that records when it made a charge, and the charge time that a refund states.
@@ -360,7 +365,7 @@ mod tests {
                 }
                 if let Some(update) = call.updates.iter().find(|update| update.refund > 0) {
                     let given_back = (update.refund, update.refund_of_us);
-                    *self.given_back.lock().expect("nobody panicked") = Some(given_back);
+                    *self.given_back.lock().expect("no thread panicked") = Some(given_back);
                 }
                 Ok(reply)
             })
@@ -380,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_one_region_charged_and_another_denied_is_rolled_back_with_the_moment_of_the_charge() {
+    async fn cross_region_rollback_carries_the_charge_time() {
         let clock = SystemClock::new();
         let witness = Arc::new(Witness {
             inner: MemoryOrigin::new(move || clock.now().wall_us()),
@@ -402,13 +407,13 @@ mod tests {
         assert!(!ask_all(&us, &both).await, "nothing is left in ap");
         let heard = async {
             loop {
-                if let Some(given_back) = *witness.given_back.lock().expect("nobody panicked") {
+                if let Some(given_back) = *witness.given_back.lock().expect("no thread panicked") {
                     return given_back;
                 }
                 tokio::task::yield_now().await;
             }
         };
-        let (units, of_us) = tokio::time::timeout(MINUTE, heard).await.expect("it is told");
+        let (units, of_us) = tokio::time::timeout(MINUTE, heard).await.expect("the refund arrives");
         let charged_us = witness.charged_us.load(Ordering::SeqCst);
         assert_eq!(units, 7);
         assert!((1..=charged_us).contains(&of_us), "charged at {charged_us}, and given back as of {of_us}");
@@ -422,7 +427,7 @@ mod tests {
         let address = eu.start_replication().expect("a free port").expect("it has peers").to_string();
         let (us, logins) = among("us", &[("eu", &address)]);
         us.start_replication().expect("a free port");
-        let prefix = logins.origin_limit().expect("an origin keeps it").prefix();
+        let prefix = logins.origin_limit().expect("a gate with an origin").prefix();
         let is_of_eu = |regions: &[&str], key: &str| {
             let ids: Vec<_> = regions.iter().map(|name| region_id(name)).collect();
             regions[owner_of(&ids, &[prefix, key.as_bytes()])] == "eu"
@@ -437,10 +442,14 @@ mod tests {
         let decided = async { while ask(&origin_limit[0]).await == DecisionSource::Closed {} };
         tokio::time::timeout(MINUTE, decided).await.expect("a connection");
         for key in &moved {
-            assert_eq!(ask(key).await, DecisionSource::Closed, "{key}: somebody else may be deciding for it");
+            assert_eq!(ask(key).await, DecisionSource::Closed, "{key}: another region may own the key");
         }
         for key in &origin_limit {
-            assert_eq!(ask(key).await, DecisionSource::Regional, "{key}: whoever decides, it is this one");
+            assert_eq!(
+                ask(key).await,
+                DecisionSource::Regional,
+                "{key}: both configurations name the same owner"
+            );
         }
     }
 }

@@ -55,7 +55,7 @@ pub use engine::{EngineSettings, EngineStats};
 pub use regions::{MultiRegionConfig, REGIONS_MAX, WEIGHT_MAX};
 pub use tidegate_core::origin::CallError;
 pub use tidegate_core::{Class, DecisionSource, Regime, bound};
-pub use tidegate_origin::{MemoryOrigin, Origin, OriginError, redis};
+pub use tidegate_origin::{MemoryOrigin, Origin, OriginError, ProbeReply, redis};
 pub use tidegate_replication::{
     PeerCertificates, PeerConfig, PeerCounts, PeerStatus, ReplicationStatus,
     ReplicatorError as MultiRegionError,
@@ -84,12 +84,23 @@ impl fmt::Debug for Region {
 
 /// A decision in a region, with its source.
 #[derive(Clone, Debug)]
-#[must_use = "a denial that nobody looks at stops nobody"]
+#[must_use = "an unread decision limits nothing"]
 pub struct RegionDecision<'g> {
     /// The decision.
     pub decision: Decision<'g>,
     /// The decision source.
     pub source: DecisionSource,
+    /// The reply that did not come in time, if the decision had to do without one.
+    pub missing_reply: Option<MissingReply>,
+}
+
+/// A reply that a decision had to do without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingReply {
+    /// Of the region's origin: it did not reply in time, or had no room for a new key.
+    Origin,
+    /// Of the owner region of a `strict` limit.
+    Owner,
 }
 
 impl RegionDecision<'_> {
@@ -147,7 +158,7 @@ impl Region {
     ) -> Result<RegionDecision<'g>, TooManyLimits> {
         let decision = self.by_memory(questions)?;
         if !needs_origin(&decision) {
-            return Ok(RegionDecision { decision, source: self.source_of(questions) });
+            return Ok(RegionDecision { decision, source: self.source_of(questions), missing_reply: None });
         }
         // Boxed, so that a decision from memory does not reserve space for this future.
         Box::pin(self.ask_origin(questions)).await
@@ -237,6 +248,7 @@ impl Region {
             return Ok(PlacementDecision::here(RegionDecision {
                 decision,
                 source: self.source_of(group.iter().copied()),
+                missing_reply: None,
             }));
         }
         self.ask_one(group).await
@@ -251,6 +263,7 @@ impl Region {
             return Ok(PlacementDecision::here(RegionDecision {
                 decision: allowed(Vec::new()),
                 source: DecisionSource::Regional,
+                missing_reply: None,
             }));
         };
         let charges = group.iter().map(|question| question.charge()).collect();
@@ -262,7 +275,11 @@ impl Region {
         };
         let source = self.source_of(group.iter().copied());
         Ok(PlacementDecision {
-            region_decision: RegionDecision { decision: resolved(group, &resolution), source },
+            region_decision: RegionDecision {
+                decision: resolved(group, &resolution),
+                source,
+                missing_reply: None,
+            },
             charged_us,
         })
     }
@@ -334,6 +351,11 @@ impl Region {
         self.driver.origin_up()
     }
 
+    /// Checks that the origin accepts calls, before a request depends on it. Changes nothing.
+    pub async fn probe(&self) -> Result<ProbeReply, OriginError> {
+        self.driver.origin().probe().await
+    }
+
     /// Returns a watch on the reason of the last refused call. The origin refuses none unless this
     /// library has a bug. [`EngineStats::refused`] counts them.
     pub fn refusal(&self) -> tokio::sync::watch::Receiver<Option<CallError>> {
@@ -397,20 +419,21 @@ fn by_place<'q, 'g, 'k>(questions: &'q [RegionCheck<'g, 'k>]) -> Vec<PlacementGr
 /// shows 0 units: never more than the truth.
 fn undecided<'g>(questions: &[RegionCheck<'g, '_>]) -> RegionDecision<'g> {
     let outcomes = questions.iter().map(|question| outcome_of(&question.ask, 0, None)).collect();
-    RegionDecision { decision: allowed(outcomes), source: DecisionSource::Global }
+    RegionDecision { decision: allowed(outcomes), source: DecisionSource::Global, missing_reply: None }
 }
 
 impl<'g> RegionDecision<'g> {
     /// Adds the decision of one placement.
-    fn add(&mut self, group: &PlacementGroup<'_, 'g, '_>, said: &Self) {
+    fn add(&mut self, group: &PlacementGroup<'_, 'g, '_>, other: &Self) {
         let Decision { outcomes: Outcomes::Many(outcomes), decided } = &mut self.decision else { return };
-        for (place, outcome) in group.places.iter().zip(said.decision.outcomes()) {
+        for (place, outcome) in group.places.iter().zip(other.decision.outcomes()) {
             outcomes[*place] = *outcome;
         }
-        if let RequestVerdict::Denied { by } = said.decision.decided {
+        if let RequestVerdict::Denied { by } = other.decision.decided {
             *decided = RequestVerdict::Denied { by: group.places[by] };
         }
-        self.source = self.source.max(said.source);
+        self.source = self.source.max(other.source);
+        self.missing_reply = other.missing_reply.or(self.missing_reply);
     }
 }
 

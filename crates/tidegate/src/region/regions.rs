@@ -87,7 +87,7 @@ impl MultiRegionConfig {
                 problems.push(format!("weights: {name:?} is none of the regions"));
             }
             if seen.contains(&name) {
-                problems.push(format!("weights: {name:?} is there twice"));
+                problems.push(format!("weights: {name:?} is given twice"));
             }
             if !(1..=WEIGHT_MAX).contains(weight) {
                 problems.push(format!("weights: {name}: {weight} is outside 1 to {WEIGHT_MAX}"));
@@ -122,8 +122,8 @@ impl MultiRegionConfig {
     pub(super) fn layout(&self) -> RegionLayout {
         let names = self.names();
         let weight = |name: &&str| {
-            let said = self.weights.iter().find(|(known, _)| known == name);
-            said.map_or(1, |(_, weight)| *weight)
+            let given = self.weights.iter().find(|(known, _)| known == name);
+            given.map_or(1, |(_, weight)| *weight)
         };
         let peer_timeout_us = u64::try_from(self.peer_timeout.as_micros()).unwrap_or(u64::MAX);
         let fleet = Fleet { weights: names.iter().map(weight).collect(), peer_timeout_us, ..Fleet::of(1) };
@@ -227,7 +227,8 @@ impl PeerRegions {
         self.config.forward_time_max
     }
 
-    /// Takes in that there will be questions to other regions, which had better not wait for a connection.
+    /// Takes in that there will be questions to other regions, which had better not wait for a
+    /// connection.
     pub(super) fn will_forward(&self) {
         self.forwards.store(true, Ordering::Relaxed);
         if let Some(forwarder) = self.forwarder() {
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_limit_that_takes_years_to_drain_passes_what_it_can() {
+    fn shares_of_a_very_slow_limit_keep_most_of_its_burst() {
         let longest = Limit::gcra(10, Duration::from_hours(24 * 366)).and_then(|limit| limit.with_burst(100));
         let longest = longest.expect("in range");
         let parts = WEIGHTS[0].map(|(own, _)| regions(own, &WEIGHTS[0]).layout().part(&longest));
@@ -402,16 +403,16 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told() {
+    fn all_region_problems_are_reported() {
         let mut wrong = regions("eu", &[("us", 0), ("us", 1), ("eu", 1), ("mars", 1)]);
         wrong.peers.retain(|peer| peer.region != "mars");
         wrong.peers[1].region = "eu".to_owned();
         wrong.peer_timeout = Duration::ZERO;
         let problems = wrong.problems();
         for part in [
-            "peers: \"eu\" is there twice",
-            "peer_timeout: 0ns is not",
-            "weights: \"us\" is there twice",
+            "peers: \"eu\" is given twice",
+            "peer_timeout: 0ns is outside",
+            "weights: \"us\" is given twice",
             "weights: us: 0 is outside 1 to 1000000",
             "weights: \"mars\" is none of the regions",
         ] {

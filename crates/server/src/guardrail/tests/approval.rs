@@ -1,10 +1,10 @@
-//! A change that was approved, and what it does by the time it is applied.
+//! An approved change, and its effect by the time it is applied.
 
 use tidegate_rules::change::TEXT_BYTES_MAX;
 
 use super::*;
 
-/// Everybody who has a change judged again has this of what was approved.
+/// The approved effect as later plans of the change receive it.
 fn kept(effect: &ChangeEffect) -> String {
     serde_json::to_string(effect).expect("text")
 }
@@ -13,7 +13,7 @@ fn approved(kept: &str) -> Arc<ApprovedEffect> {
     Arc::new(ApprovedEffect::read(kept).expect("kept"))
 }
 
-/// What is found out about a change that was approved like that, from these requests, all of which passed.
+/// Returns the effect of a change with this approval, from these requests, all of which passed.
 fn judged(
     rule_rows: &RuleRows,
     change: &[Operation],
@@ -45,8 +45,8 @@ fn a_change_that_denies_clearly_more_than_was_approved_is_beyond_it() {
     assert!(!lowered_again(60, &nobody), "that takes no approval");
 }
 
-/// What is found out about a change that blocks all users and has teams follow a template, which allows so much by now; of so many
-/// requests of users and of one team.
+/// Returns the effect of a change that blocks all users and gives teams a template of `amount`. The
+/// log has so many requests of users and of one team.
 fn of_template(amount: u32, (users, teams): (u64, u64), approved: Arc<ApprovedEffect>) -> ChangeEffect {
     let rows = [
         row(RowKind::Template, "t", &format!(r#"{{"limit":{amount},"period":"1h"}}"#)),
@@ -67,14 +67,15 @@ fn of_template(amount: u32, (users, teams): (u64, u64), approved: Arc<ApprovedEf
 }
 
 #[test]
-fn what_was_approved_of_one_rule_says_nothing_of_another() {
+fn approved_effect_of_one_rule_does_not_cover_another() {
     let traffic = (200, 100);
     let first = of_template(100, traffic, Arc::default());
     assert!(first.because.starts_with("100.0 % of the requests that pass rule \"a\""), "{}", first.because);
     assert!(first.is_beyond, "nobody approved it yet");
     let approved = approved(&kept(&first));
     let again = |amount: u32| of_template(amount, traffic, Arc::clone(&approved)).is_beyond;
-    // More cannot be denied in all, but by a rule that was to deny nothing. Up to half of that takes nobody's approval.
+    // The total cannot grow, but a rule approved without denials can deny more. Up to half of its
+    // requests needs no approval.
     assert_eq!([100, 60, 50, 49, 1, 0].map(again), [false, false, false, true, true, true]);
     let half = self::approved(&kept(&of_template(49, traffic, Arc::default())));
     let again = |amount: u32| of_template(amount, traffic, Arc::clone(&half)).is_beyond;
@@ -83,7 +84,7 @@ fn what_was_approved_of_one_rule_says_nothing_of_another() {
 
 #[test]
 fn a_rule_that_cannot_be_measured_is_not_left_less_than_was_approved() {
-    // Of the one nothing is known, or of neither.
+    // One rule has too few records, or both have.
     for traffic in [(200, 99), (0, 0)] {
         let approved_at = |amount: u32| approved(&kept(&of_template(amount, traffic, Arc::default())));
         let again = |amount: u32, approved: &Arc<ApprovedEffect>| {
@@ -94,20 +95,20 @@ fn a_rule_that_cannot_be_measured_is_not_left_less_than_was_approved() {
         let half = approved_at(50);
         assert_eq!([51, 50, 49, 0].map(|amount| again(amount, &half)), [false, false, true, true]);
     }
-    // What was measured then and cannot be now is what it was.
+    // A rule that can no longer be measured is compared by the part that it leaves.
     let measured = approved(&kept(&of_template(40, (200, 100), Arc::default())));
     assert!(!of_template(40, (200, 99), Arc::clone(&measured)).is_beyond);
     assert!(of_template(39, (200, 99), measured).is_beyond);
 }
 
 #[test]
-fn where_there_is_nobody_else_what_is_not_known_does_not_wait_again() {
+fn without_another_approver_unknown_effects_do_not_wait_again() {
     let unknown = of_template(1, (0, 0), Arc::default());
     assert!(unknown.is_beyond);
     assert!(!unknown.for_one().is_beyond);
 }
 
-/// A change of a rule for each of so many users, from one limit to another; and the book that it is for.
+/// Returns rule rows with a rule for each user, and a change of all their limits to `amount`.
 fn of_many(names: &[String], amount: u32) -> (RuleRows, Vec<Operation>) {
     let body = |user: usize, amount: u32| limit(amount, &format!(r#","when":{{"user":"{user}"}}"#));
     let all = || names.iter().enumerate();
@@ -117,7 +118,7 @@ fn of_many(names: &[String], amount: u32) -> (RuleRows, Vec<Operation>) {
 }
 
 #[test]
-fn of_a_change_of_many_rules_it_is_known_what_was_approved_of_each() {
+fn approved_effect_is_stored_per_rule() {
     let names: Vec<String> = (0..3 * NAMES_MAX).map(|at| format!("r{at:02}")).collect();
     let (rule_rows, change) = of_many(&names, 40);
     let records = || {
@@ -137,7 +138,7 @@ fn of_a_change_of_many_rules_it_is_known_what_was_approved_of_each() {
 }
 
 #[test]
-fn what_is_kept_of_a_change_of_very_many_rules_fits_into_a_store() {
+fn approved_effect_of_very_many_rules_fits_into_the_store() {
     let names: Vec<String> = (0..1_000).map(|at| format!("{at:04}{}", "\"".repeat(124))).collect();
     let (rule_rows, change) = of_many(&names, 0);
     let records = || (0..names.len()).map(|user| record(&user.to_string(), NOW_MS, 1.0));

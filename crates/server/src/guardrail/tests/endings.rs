@@ -1,4 +1,4 @@
-//! Overrides that end by themselves hide nothing of what holds from then on.
+//! An override that expires hides nothing of the terms that follow.
 
 use super::*;
 
@@ -11,8 +11,8 @@ fn temporary(key: &str, amount: u32, lasts_ms: Option<u64>, more: &str) -> Strin
     over(&format!(r#""key":["{key}"],"limit":{amount}{end}{more}"#))
 }
 
-/// What is found out about a change from requests that passed, where the rule allows so much, and an override for everybody may
-/// be there.
+/// Returns the effect of a change from requests that passed, with a rule of this limit and perhaps
+/// an override for all keys.
 fn from(
     (rule, there): (u32, Option<&str>),
     sample_rate: f64,
@@ -46,7 +46,7 @@ fn to_over(name: &str, body: &str) -> Operation {
 }
 
 #[test]
-fn an_override_that_ends_does_not_hide_what_comes_after_it() {
+fn expiring_override_does_not_hide_the_later_effect() {
     let lowered = |lasts_ms| [to_rule(1), to_over("o", &temporary("*", 1_000, lasts_ms, ""))];
     let effect = of(100, None, 100, &lowered(Some(10 * MINUTE_MS)));
     assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
@@ -56,20 +56,20 @@ fn an_override_that_ends_does_not_hide_what_comes_after_it() {
     let lasting = of(100, None, 100, &lowered(None));
     assert_eq!(lasting.needs, ChangeNeeds::Nothing, "{}", lasting.because);
     assert!(!lasting.because.contains("ended"), "{}", lasting.because);
-    // What lets pass more for a while takes nobody.
+    // A temporary higher limit needs no consent.
     let more = of(100, None, 100, &[to_over("o", &temporary("*", 1_000, Some(10 * MINUTE_MS), ""))]);
     assert_eq!(more.needs, ChangeNeeds::Nothing, "{}", more.because);
 }
 
 #[test]
-fn an_override_that_is_cut_short_counts_as_what_it_was() {
+fn shortened_override_is_compared_with_its_full_duration() {
     let soon = temporary("*", 1_000, Some(10 * MINUTE_MS), "");
     for there in [temporary("*", 1_000, Some(DAY_MS), ""), temporary("*", 1_000, None, "")] {
         let changed = |change: &[Operation]| of(1, Some(&there), 100, change).needs;
         assert_eq!(changed(&[to_over("o", &soon)]), ChangeNeeds::Approver, "{there}");
         let gone = Operation::Delete { kind: RowKind::Override, name: "o".to_owned() };
         assert_eq!(changed(&[gone, to_over("p", &soon)]), ChangeNeeds::Approver, "{there}");
-        // What it says is less, behind another that says more for a while.
+        // The override gets a lower limit, behind another one with a temporary higher limit.
         let first = temporary("*u", 1_000, Some(10 * MINUTE_MS), r#","priority":1"#);
         let less = there.replace("1000", "1");
         assert_eq!(changed(&[to_over("o", &less), to_over("p", &first)]), ChangeNeeds::Approver, "{there}");
@@ -86,7 +86,7 @@ fn an_override_that_is_cut_short_counts_as_what_it_was() {
 }
 
 #[test]
-fn what_ends_without_a_change_is_not_held_against_it() {
+fn expiry_without_the_change_is_not_part_of_its_effect() {
     let there = temporary("*", 1_000, Some(DAY_MS), "");
     let lowered = |amount: u32| of(100, Some(&there), 1_000, &[to_rule(amount)]);
     // Of the thousand that pass now, a hundred would tomorrow.
@@ -101,7 +101,7 @@ fn what_ends_without_a_change_is_not_held_against_it() {
 }
 
 #[test]
-fn what_was_spent_under_an_override_does_not_tell_what_passes_without_it() {
+fn level_under_an_override_does_not_count_after_its_expiry() {
     let there = temporary("*", 1_000, Some(DAY_MS), "");
     let spent = strangers(150).map(|record| DecisionRecord { level: 500, ..record });
     let effect = from((100, Some(&there)), 0.001, spent, &[to_rule(99)]);

@@ -22,14 +22,14 @@ use tidegate_rules::rows::{RowKind, RuleRows};
 const POINTS_MAX: f64 = 10.0;
 
 const USERS_MAX: usize = 200_000;
-/// The cases are always the same: an estimate is off by more once in a while, and nothing is learned from that.
+/// Fixed, because an estimate is off by more once in a while, and such a failure teaches nothing.
 const SEED: u64 = 7;
 const CASES: u32 = 4;
 
 const HOUR_MS: u64 = 3_600_000;
 const SAMPLE: f64 = 0.001;
 
-/// Chance that comes from a seed.
+/// Random numbers from a seed.
 struct Draws(u64);
 
 impl Draws {
@@ -61,7 +61,7 @@ impl LimitTerms {
     }
 }
 
-/// Exactly what passes, and what is spent after that.
+/// Exact model of a limit: passing requests, and the level after each.
 struct Exact {
     terms: LimitTerms,
     levels: Vec<(f64, u64)>,
@@ -72,7 +72,7 @@ impl Exact {
         Self { terms, levels: vec![(0.0, 0); USERS_MAX] }
     }
 
-    /// What is spent after a request, if that passes.
+    /// Returns the level after a request, if it passes.
     fn passes(&mut self, user: u32, at_ms: u64) -> Option<u32> {
         let LimitTerms { amount, period_s, burst } = self.terms;
         let (level, since_ms) = &mut self.levels[user as usize];
@@ -95,7 +95,7 @@ struct DeniedShares {
     at_most: f64,
 }
 
-/// That share as it is, and as it is estimated from what a log with such a sample would have of it.
+/// Returns the exact share, and its estimate from a log with this sample rate.
 fn shares(
     mut traffic: Vec<(u64, u32)>,
     (before, after): (LimitTerms, LimitTerms),
@@ -114,7 +114,8 @@ fn shares(
         .expect("compiles")
         .begin(sample, Arc::default());
     let (mut was, mut is) = (Exact::new(before), Exact::new(after));
-    // Of a key that is denied already, requests trade places: what counts is how many more are denied.
+    // If a key has denials already, other requests may be denied instead: only additional denials
+    // count.
     let mut newly_denied = vec![0_i32; USERS_MAX];
     let mut passing = 0.0;
     for (at_ms, user) in &traffic {
@@ -146,7 +147,7 @@ fn is_near(shares: &DeniedShares) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Users who come once, for up to so many requests in a row.
+/// Users that come once, for up to `requests_max` requests in a row.
 fn bursts(users: u32, requests_max: u64, draws: &mut Draws) -> Vec<(u64, u32)> {
     let mut traffic = Vec::new();
     for user in 0..users {
@@ -189,7 +190,7 @@ proptest! {
         let after = LimitTerms { amount, burst: amount.max(1), ..before };
         let traffic = steady(500_000 / requests, 0, requests, draws);
         is_near(&shares(traffic.clone(), (before, after), 10.0 * SAMPLE, draws))?;
-        // Of a tenth of the records less is known, and that is told.
+        // With a tenth of the records the estimate is less precise, and `at_most` shows it.
         let rough = shares(traffic, (before, after), SAMPLE, draws);
         prop_assert!(rough.exact <= rough.at_most + POINTS_MAX, "{rough:?}");
     }

@@ -1,4 +1,4 @@
-//! Overrides that nobody names, of a rule that a change does.
+//! Overrides that a change does not name, of a rule that it names.
 
 use std::collections::BTreeSet;
 
@@ -22,16 +22,18 @@ fn with_overrides(body: &str, overrides: &[String]) -> RuleRows {
     RuleRows { revision: 1, rows: rows.into(), ..RuleRows::default() }
 }
 
-/// What a change takes of which nothing can be measured, which rules it touches, and which are watched for it.
+/// Returns the consent that a change needs without a measurement, the rules it touches, and those
+/// that are watched.
 fn judged(rule_rows: &RuleRows, change: &[Operation]) -> (ChangeNeeds, Vec<String>, BTreeSet<String>) {
     let set = RuleSet::compile(rule_rows, None, NOW_MS).expect("compiles");
     let change_plan = ChangePlan::new(&set, rule_rows, change, None, NOW_MS).expect("compiles");
     let watched = tightened((&set, change_plan.after()), rule_rows, change, NOW_MS);
+    assert_eq!(watched, change_plan.scope().stricter());
     let effect = ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &ApprovedEffect::default());
-    (effect.needs, effect.touched, watched)
+    (effect.needs, effect.touched, watched.known)
 }
 
-/// What it takes that a rule says something else, with these overrides.
+/// Returns the consent for a change of a rule with these overrides.
 fn needs((before, after): (&str, &str), overrides: &[String]) -> ChangeNeeds {
     let change = [put(RowKind::Rule, "a", &rule(after))];
     let (needs, touched, watched) = judged(&with_overrides(&rule(before), overrides), &change);
@@ -58,7 +60,7 @@ fn a_period_that_overrides_have_from_their_rule_is_compared_for_each_of_them() {
         [1, 10, 11].map(|count| slower(&keys(count, r#""limit":1000"#))),
         [ChangeNeeds::Confirmation, ChangeNeeds::Confirmation, ChangeNeeds::Approver]
     );
-    // Not theirs: what they say themselves, and what stops nobody.
+    // Not affected: overrides with their own period, in shadow mode, or with a limit of 0.
     for fields in [r#""limit":1000,"period":"1m""#, r#""limit":1000,"mode":"shadow""#, r#""limit":0"#] {
         assert_eq!(slower(&keys(11, fields)), ChangeNeeds::Nothing, "{fields}");
     }
@@ -76,7 +78,7 @@ fn a_burst_that_overrides_have_from_their_rule_is_compared_for_each_of_them() {
     let burst = |burst: u32| format!(r#"{PER_MINUTE},"burst":{burst}"#);
     assert_eq!(needs((PER_MINUTE, &burst(60)), &[]), ChangeNeeds::Confirmation);
     assert_eq!(needs((PER_MINUTE, &burst(60)), &wide), ChangeNeeds::Approver);
-    // What followed from the limit is said now: the rule is the same, and its overrides are not.
+    // The rule now sets its default burst: it stays the same, but its overrides change.
     assert_eq!(needs((PER_MINUTE, &burst(100)), &[]), ChangeNeeds::Nothing);
     assert_eq!(needs((PER_MINUTE, &burst(100)), &wide), ChangeNeeds::Approver);
     assert_eq!(needs((PER_MINUTE, &burst(100)), &keys(1, r#""limit":1000"#)), ChangeNeeds::Confirmation);
@@ -84,7 +86,7 @@ fn a_burst_that_overrides_have_from_their_rule_is_compared_for_each_of_them() {
 }
 
 #[test]
-fn what_a_template_says_is_passed_on_to_overrides_of_its_rules() {
+fn template_change_reaches_overrides_of_its_rules() {
     let mut rule_rows =
         with_overrides(r#"{"key":["user"],"template":"t"}"#, &[over(r#""key":["*"],"limit":1000"#)]);
     let says = |fields: &str| format!("{{{fields}}}");

@@ -19,6 +19,7 @@ use crate::decision_log::{RecordDraft, decisive};
 use crate::http::{HttpRequest, Problem};
 use crate::load;
 use crate::metrics::{self, DecisionSource, Surface};
+use crate::reason::DecisionReason;
 use crate::rules::shed_outcome;
 use crate::shared::Shared;
 
@@ -227,6 +228,8 @@ pub(super) fn count(
         outcome,
         limit_outcome: Some(*limit_outcome),
         source,
+        reason: DecisionReason::of_source(source, req.shared.decider.region.is_some()),
+        until_ms: None,
         rule_version: 0,
         set_version: "",
         replaced_by: gated.applied.as_ref().map_or("", |applied| applied.id.as_str()),
@@ -268,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_never_passes_says_when_to_look_again() {
+    fn never_allowed_request_has_a_reset_time() {
         let (_clock, limiter) = limiter();
         let gate = |amount| {
             let limit = Limit::sliding_window(amount, HOUR).expect("in range");

@@ -79,7 +79,7 @@ pub(in crate::http) async fn answer(
     let questions: Vec<_> =
         gated.iter().zip(&placements).map(|(gated, placement)| gated.region_check(placement)).collect();
     let decided = req.shared.decider.check_all(&questions).await;
-    let SourcedDecision { decision, source } =
+    let SourcedDecision { decision, source, .. } =
         decided.map_err(|error| Problem::bad_request(error.to_string()))?;
     count(req, principal.tenant, &gated, decision.outcomes(), source);
     let limits = gated

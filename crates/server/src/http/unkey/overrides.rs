@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_too_many_writes_waiting_is_told_to_come_back() {
+    async fn tenant_with_too_many_pending_writes_gets_retry_after() {
         let error = json!({
             "title": "Too Many Requests",
             "detail": "overrides: 128 writes of this tenant wait already, the most that may",

@@ -1,0 +1,143 @@
+//! The state of an origin that fails: in `/v1/status`, in `/readyz`, and in decisions.
+
+use serde_json::{Value, json};
+use tidegate_testkit::{Redis, START_TIME_MAX, Server, ask, wait_until};
+
+use crate::field::{Field, metric};
+use crate::support::raw::{request, send};
+
+const RULES: &str = "
+    [[rules]]
+    name = 'per_user'
+    key = ['user']
+    limit = 2
+    period = '1h'
+
+    [[rules]]
+    name = 'logins'
+    class = 'security'
+    key = ['ip']
+    limit = 2
+    period = '1h'
+";
+
+fn get(server: &Server, target: &str) -> (u16, String) {
+    let reply = send(server.address("admin"), &request("GET", target, &[], None));
+    (reply.status, reply.body)
+}
+
+fn status(server: &Server) -> Value {
+    serde_json::from_str(&get(server, "/v1/status").1).expect("JSON")
+}
+
+/// Waits for a state of the origin, and returns the status.
+fn wait_for_origin(server: &Server, state: &str) -> Value {
+    wait_until(&format!("the origin to be {state}"), START_TIME_MAX, || {
+        status(server)["origin"]["state"] == state
+    });
+    status(server)
+}
+
+fn check(server: &Server, dimension: &str) -> Value {
+    let body = json!({ "dimensions": { dimension: "192.0.2.1" } }).to_string();
+    let reply = send(server.address("http"), &request("POST", "/v1/check", &[], Some(&body)));
+    serde_json::from_str(&reply.body).expect("JSON")
+}
+
+#[test]
+fn origin_failure_is_reported_with_address_and_cause_before_any_request() {
+    let guarded = Redis::start(&[]);
+    ask::<String>(&guarded, &["CONFIG", "SET", "requirepass", "right"]);
+    let plain = Redis::start(&[]);
+    let (guarded, plain) = (guarded.port(), plain.port());
+    for (origin, address, cause) in [
+        (
+            format!("redis://:wrong@127.0.0.1:{guarded}"),
+            format!("redis://127.0.0.1:{guarded}"),
+            "the password of the address",
+        ),
+        (format!("redis://127.0.0.1:{guarded}"), format!("redis://127.0.0.1:{guarded}"), "NOAUTH"),
+        (
+            "redis://nowhere.invalid:6379".to_owned(),
+            "redis://nowhere.invalid:6379".to_owned(),
+            "lookup address",
+        ),
+        (format!("rediss://127.0.0.1:{plain}"), format!("rediss://127.0.0.1:{plain}"), "use redis://"),
+    ] {
+        let field = Field::start(&origin, RULES, 1);
+        let server = &field.nodes[0];
+        let status = wait_for_origin(server, "down");
+        let seen = &status["origin"];
+        assert_eq!(seen["address"], json!(address));
+        assert!(seen["cause"].as_str().is_some_and(|text| text.contains(cause)), "{seen}");
+        let (code, ready) = get(server, "/readyz");
+        assert_eq!(code, 200, "the server still decides");
+        let lines: Vec<&str> = ready.lines().collect();
+        assert!(lines[0] == "ready" && lines[1].contains(&address) && lines[1].contains(cause), "{ready}");
+        assert_eq!(status["degraded"][0], json!(lines[1]));
+        assert!(!ready.contains("wrong") && !status.to_string().contains("wrong"));
+        assert_eq!(metric(server, "tidegate_origin_up"), 0);
+    }
+}
+
+#[test]
+fn outage_is_told_apart_from_a_limit_and_ends_with_its_cause_kept() {
+    let mut redis = Redis::start(&[]);
+    let field = Field::start(&redis.url(), RULES, 1);
+    let server = &field.nodes[0];
+    let healthy = wait_for_origin(server, "up");
+    assert_eq!((&healthy["degraded"], &healthy["origin"]["cause"]), (&json!([]), &Value::Null));
+    assert_eq!(healthy["region"]["name"], "test");
+    let answers: Vec<Value> = (0..3).map(|_| check(server, "user")).collect();
+    assert!(answers.iter().all(|answer| answer["reason"] == "limit"), "{answers:?}");
+    assert_eq!(answers[2]["decision"], "deny");
+
+    redis.kill();
+    wait_until("a decision without the origin", START_TIME_MAX, || {
+        check(server, "ip")["reason"] == "origin_unreachable"
+    });
+    let closed = check(server, "ip");
+    assert_eq!((&closed["decision"], &closed["source"]), (&json!("deny"), &json!("closed")));
+    let down = wait_for_origin(server, "down");
+    assert!(down["degraded"][0].as_str().is_some_and(|text| text.contains("is down since")), "{down}");
+    wait_until("the rate of the fallback", START_TIME_MAX, || {
+        check(server, "ip");
+        status(server)["rates"]["without_origin_per_second"].as_f64().is_some_and(|rate| rate > 0.0)
+    });
+
+    redis.restart();
+    let up = wait_for_origin(server, "up");
+    assert_eq!(up["degraded"], json!([]));
+    assert!(up["origin"]["cause"].is_string(), "the last cause stays");
+}
+
+#[test]
+fn store_that_may_evict_is_reported() {
+    let redis = Redis::start(&["--maxmemory-policy", "allkeys-lru"]);
+    let field = Field::start(&redis.url(), RULES, 1);
+    let status = wait_for_origin(&field.nodes[0], "up");
+    assert_eq!(status["origin"]["eviction_policy"], "allkeys-lru");
+    let (code, ready) = get(&field.nodes[0], "/readyz");
+    assert!(code == 200 && ready.contains("maxmemory-policy is allkeys-lru, expected noeviction"), "{ready}");
+}
+
+#[test]
+fn status_of_a_server_without_origin_names_listeners_and_rules() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = crate::support::write(folder.path(), "rules.toml", RULES);
+    let server = crate::support::serve(&["--rules", &rules]);
+    let status = status(&server);
+    assert_eq!((&status["origin"], &status["region"]), (&Value::Null, &Value::Null));
+    assert_eq!((&status["ready"], &status["degraded"]), (&json!(true), &json!([])));
+    assert_eq!((&status["rules"]["source"], &status["rules"]["location"]), (&json!("file"), &json!(rules)));
+    assert_eq!((&status["rules"]["rules"], &status["rules"]["revision"]), (&json!(2), &Value::Null));
+    let listeners = status["listeners"].as_array().expect("a list");
+    for name in ["http", "grpc", "resp", "admin"] {
+        let address = json!(server.address(name).to_string());
+        assert!(
+            listeners.iter().any(|one| one["name"] == name && one["address"] == address),
+            "{listeners:?}"
+        );
+    }
+    assert_eq!(check(&server, "user")["reason"], "limit", "its own memory is no outage");
+}

@@ -1,0 +1,213 @@
+//! The state of this server in one answer.
+
+use ::http::StatusCode;
+use serde::Serialize;
+use tidegate::region::{PeerStatus, Region};
+use tidegate_record::timestamp;
+use utoipa::ToSchema;
+
+use crate::config::RulesLocation;
+use crate::control::AutomaticRollback;
+use crate::http::{HttpRequest, HttpResponse, ProblemBody, json};
+use crate::origin_monitor::{OriginMonitor, OriginState, OriginStatus};
+use crate::rates::RateReport;
+use crate::shared::{ListenerAddress, Shared};
+
+/// The state of a server.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StatusBody {
+    version: &'static str,
+    /// Host name, as in decision records.
+    node: String,
+    started: String,
+    uptime_seconds: u64,
+    /// Whether new requests are welcome; false while the server drains.
+    ready: bool,
+    listeners: Vec<ListenerAddress>,
+    /// Null without an origin.
+    origin: Option<OriginBody>,
+    /// Null without an origin.
+    region: Option<RegionBody>,
+    rules: RulesBody,
+    rates: RateReport,
+    /// Reasons why the server does not work as configured; empty if it is healthy.
+    degraded: Vec<String>,
+}
+
+/// The origin of the region.
+#[derive(Serialize, ToSchema)]
+struct OriginBody {
+    /// Without credentials.
+    address: String,
+    state: OriginState,
+    /// Time of the last change of state.
+    since: String,
+    since_ms: u64,
+    /// The last failure. It stays after the origin is up again.
+    cause: Option<String>,
+    cause_at: Option<String>,
+    /// The eviction policy of the store, if it may evict meters.
+    eviction_policy: Option<String>,
+}
+
+impl OriginBody {
+    fn new(origin: &OriginMonitor) -> Self {
+        let OriginStatus { state, since_ms, ref cause, ref eviction_policy } = *origin.status();
+        Self {
+            address: origin.address.clone(),
+            state,
+            since: timestamp(since_ms),
+            since_ms,
+            cause: cause.as_ref().map(|(cause, _)| cause.to_string()),
+            cause_at: cause.as_ref().map(|(_, at_ms)| timestamp(*at_ms)),
+            eviction_policy: eviction_policy.clone(),
+        }
+    }
+}
+
+/// The region of a server, and its peers.
+#[derive(Serialize, ToSchema)]
+struct RegionBody {
+    name: String,
+    /// Null without peers.
+    replicator: Option<bool>,
+    /// Known to the replicator only.
+    connected: Option<bool>,
+    lag_ms: Option<u64>,
+    peers: Vec<PeerBody>,
+}
+
+/// A peer region.
+#[derive(Serialize, ToSchema)]
+struct PeerBody {
+    region: String,
+    linked: bool,
+    last_heard_age_ms: Option<u64>,
+    lag_ms: Option<u64>,
+}
+
+impl RegionBody {
+    fn new(name: &str, region: &Region) -> Self {
+        let status = region.replication_status();
+        let status = status.as_ref();
+        let ms = |us: u64| us / 1_000;
+        let peer = |peer: &PeerStatus| PeerBody {
+            region: peer.region.clone(),
+            linked: peer.has_link,
+            last_heard_age_ms: peer.last_heard_age_us.map(ms),
+            lag_ms: peer.lag_us.map(ms),
+        };
+        Self {
+            name: name.to_owned(),
+            replicator: status.map(|status| status.is_replicator),
+            connected: status.filter(|status| status.is_replicator).map(|status| status.is_connected),
+            lag_ms: status.and_then(|status| status.lag_us).map(ms),
+            peers: status.map(|status| status.peers.iter().map(peer).collect()).unwrap_or_default(),
+        }
+    }
+}
+
+/// The rules in force.
+#[derive(Serialize, ToSchema)]
+struct RulesBody {
+    /// `store`, `file` or `none`.
+    source: &'static str,
+    /// Without credentials.
+    location: Option<String>,
+    /// Whether the rule store replies; null for a file.
+    reachable: Option<bool>,
+    /// Revision of the store; null for a file.
+    revision: Option<u64>,
+    /// `rules_version` of answers.
+    version: String,
+    rules: usize,
+    overrides: usize,
+    /// Emergencies in force.
+    emergencies: usize,
+    last_automatic_rollback: Option<AutomaticRollback>,
+}
+
+impl RulesBody {
+    fn new(shared: &Shared) -> Self {
+        let (source, location) = match &shared.rules_location {
+            None => ("none", None),
+            Some(RulesLocation::File(path)) => ("file", Some(path.display().to_string())),
+            Some(RulesLocation::Store(address)) => ("store", Some(address.to_string())),
+        };
+        let rules = shared.rules.load();
+        let is_store = source == "store";
+        Self {
+            source,
+            location,
+            reachable: is_store.then(|| shared.metrics.control.is_store_up()),
+            revision: is_store.then(|| rules.set().revision()),
+            version: rules.set().version().to_owned(),
+            rules: rules.set().rules().len(),
+            overrides: rules.set().overrides(),
+            emergencies: rules.set().emergencies_in_force(shared.now_ms()),
+            last_automatic_rollback: shared
+                .control()
+                .and_then(|control| control.last_rollback())
+                .map(|rollback| AutomaticRollback::clone(&rollback)),
+        }
+    }
+}
+
+/// `GET /v1/status`, on the admin listener.
+#[utoipa::path(
+    get,
+    path = "/v1/status",
+    operation_id = "status",
+    description = "State of this server. Only on the admin listener, for the role `viewer` without a tenant.",
+    responses(
+        (status = 200, description = "The state", body = StatusBody),
+        (status = "4XX", description = "Not permitted", body = ProblemBody<'static>, content_type = "application/problem+json"),
+    )
+)]
+pub(crate) fn answer(req: &HttpRequest<'_>) -> HttpResponse {
+    json(StatusCode::OK, &body(req.shared))
+}
+
+fn body(shared: &Shared) -> StatusBody {
+    StatusBody {
+        version: env!("CARGO_PKG_VERSION"),
+        node: shared.node.clone(),
+        started: timestamp(shared.started_ms),
+        uptime_seconds: shared.uptime().as_secs(),
+        ready: shared.is_ready(),
+        listeners: shared.listeners().to_vec(),
+        origin: shared.origin.as_deref().map(OriginBody::new),
+        region: shared.decider.region.as_ref().map(|region| RegionBody::new(&shared.region_name, region)),
+        rules: RulesBody::new(shared),
+        rates: shared.rates.report(shared.decision_totals()),
+        degraded: degraded(shared),
+    }
+}
+
+/// Returns the reasons why a server does not work as configured, as sentences.
+pub(super) fn degraded(shared: &Shared) -> Vec<String> {
+    let mut reasons = shared.origin.as_ref().map(|origin| origin.degraded()).unwrap_or_default();
+    if let Some(RulesLocation::Store(address)) = &shared.rules_location
+        && !shared.metrics.control.is_store_up()
+    {
+        reasons.push(format!("the rule store {address} does not reply: the last good rules stay in force"));
+    }
+    if let Some(status) = shared.decider.region.as_ref().and_then(Region::replication_status) {
+        if status.is_replicator && !status.is_connected {
+            let region = &shared.region_name;
+            reasons.push(format!("region {region:?} is isolated: it spends its regional share only"));
+        }
+        for peer in status.peers.iter().filter(|peer| peer.agrees == Some(false)) {
+            reasons.push(format!(
+                "peer {:?} has a different region list, weights or `peer_timeout` than this node: regional \
+                 shares may add up to more than the limit",
+                peer.region
+            ));
+        }
+    }
+    let shed = shared.rates.report(shared.decision_totals()).shed_per_second;
+    if shed > 0.0 {
+        reasons.push(format!("the server is overloaded: it sheds {shed} checks per second"));
+    }
+    reasons
+}

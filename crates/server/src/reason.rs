@@ -1,0 +1,77 @@
+//! The reason of a decision, for answers and decision records: a limit, a block, an outage or
+//! overload.
+
+use tidegate::region::MissingReply;
+
+use crate::metrics::DecisionSource;
+
+/// The reason of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DecisionReason {
+    /// The limits that apply decided, as usual.
+    Limit,
+    /// An emergency with the action `block` denied the request.
+    Block,
+    /// The origin did not reply in time, or had no room for the key: the fallback decided.
+    OriginUnreachable,
+    /// The owner region of a `strict` limit did not reply in time.
+    OwnerUnreachable,
+    /// No meter had room, or too many rules apply.
+    NoRoom,
+    /// The server is overloaded.
+    Shed,
+}
+
+impl DecisionReason {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Block => "block",
+            Self::OriginUnreachable => "origin_unreachable",
+            Self::OwnerUnreachable => "owner_unreachable",
+            Self::NoRoom => "no_room",
+            Self::Shed => "shed",
+        }
+    }
+
+    /// Returns the reason of a decision with this source. Without the reply of the origin or of the
+    /// owner region, the fallback decided.
+    pub(crate) fn of(source: DecisionSource, missing_reply: Option<MissingReply>) -> Self {
+        match (source, missing_reply) {
+            (DecisionSource::Shed, _) => Self::Shed,
+            (DecisionSource::Refused, _) => Self::NoRoom,
+            (_, Some(MissingReply::Origin)) => Self::OriginUnreachable,
+            (_, Some(MissingReply::Owner)) => Self::OwnerUnreachable,
+            (_, None) => Self::Limit,
+        }
+    }
+
+    /// Returns the reason of a decision under limits that no other region owns. In a region, a
+    /// source of the fallback means that the origin did not reply.
+    pub(crate) fn of_source(source: DecisionSource, has_origin: bool) -> Self {
+        let is_fallback = match source {
+            DecisionSource::Local => has_origin,
+            DecisionSource::Open | DecisionSource::Closed => true,
+            _ => false,
+        };
+        Self::of(source, is_fallback.then_some(MissingReply::Origin))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_of_the_fallback_is_an_outage_in_a_region_only() {
+        let reason = |source, has_origin| DecisionReason::of_source(source, has_origin).as_str();
+        assert_eq!(reason(DecisionSource::Local, false), "limit");
+        assert_eq!(reason(DecisionSource::Local, true), "origin_unreachable");
+        assert_eq!(reason(DecisionSource::Open, true), "origin_unreachable");
+        assert_eq!(reason(DecisionSource::Regional, true), "limit");
+        assert_eq!(reason(DecisionSource::Refused, true), "no_room");
+        assert_eq!(reason(DecisionSource::Shed, false), "shed");
+        let strict = DecisionReason::of(DecisionSource::Closed, Some(MissingReply::Owner));
+        assert_eq!(strict.as_str(), "owner_unreachable");
+    }
+}
