@@ -1,6 +1,6 @@
 //! The `tidegate` command.
 
-#![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic once nobody reads: see `out`")]
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic if the pipe is closed: see `out`")]
 
 #[macro_use]
 mod out;

@@ -6,27 +6,44 @@ use serde::Deserialize as _;
 use toml::Table;
 use toml::de::{DeTable, DeValue, Deserializer};
 
+/// Maximum number of listed syntax errors; the others are counted.
+const SYNTAX_ERRORS_MAX: usize = 100;
+
 /// A TOML text, parsed as far as possible, with the places of its keys.
 #[derive(Debug)]
 pub struct TomlLines<'t> {
     text: &'t str,
+    /// Offsets of the line breaks.
+    breaks: Vec<usize>,
     root: toml::Spanned<DeTable<'t>>,
+    table: Table,
     /// Syntax errors with their lines.
     syntax: Vec<(usize, String)>,
+    /// Syntax errors beyond [`SYNTAX_ERRORS_MAX`].
+    unlisted: usize,
 }
 
 impl<'t> TomlLines<'t> {
     /// Parses a text. After a syntax error, the rest of the text is still parsed.
     pub fn read(text: &'t str) -> Self {
-        let (root, errors) = DeTable::parse_recoverable(text);
-        let mut lines = Self { text, root, syntax: Vec::new() };
-        lines.syntax = errors.iter().map(|error| lines.syntax_problem(error)).collect();
+        let (root, mut errors) = DeTable::parse_recoverable(text);
+        // A number out of range is valid syntax, and an error only here.
+        let table = Table::deserialize(Deserializer::from(root.clone())).unwrap_or_else(|error| {
+            errors.push(error);
+            Table::default()
+        });
+        let breaks = text.match_indices('\n').map(|(at, _)| at).collect();
+        let unlisted = errors.len().saturating_sub(SYNTAX_ERRORS_MAX);
+        let mut lines = Self { text, breaks, root, table, syntax: Vec::new(), unlisted };
+        lines.syntax =
+            errors.iter().take(SYNTAX_ERRORS_MAX).map(|error| lines.syntax_problem(error)).collect();
         lines
     }
 
-    /// Returns the keys and values of the text, also after syntax errors.
+    /// Returns the keys and values of the text, also after syntax errors. It is empty if a value is
+    /// out of the range of TOML.
     pub fn table(&self) -> Table {
-        Table::deserialize(Deserializer::from(self.root.clone())).unwrap_or_default()
+        self.table.clone()
     }
 
     /// Whether the text is not valid TOML.
@@ -55,7 +72,8 @@ impl<'t> TomlLines<'t> {
         let syntax = self.syntax.iter().map(|(line, problem)| (Some(*line), problem.clone()));
         let mut all: Vec<(Option<usize>, String)> = syntax.chain(located).collect();
         all.sort_by_key(|(line, _)| *line);
-        all.into_iter().map(|(_, problem)| problem).chain(counts).collect()
+        let unlisted = (self.unlisted > 0).then(|| format!("and {} more syntax errors", self.unlisted));
+        all.into_iter().map(|(_, problem)| problem).chain(unlisted).chain(counts).collect()
     }
 
     /// Returns the line of the key or row that a problem begins with; `None` if the text has no part
@@ -65,16 +83,16 @@ impl<'t> TomlLines<'t> {
     }
 
     fn line_at(&self, offset: usize) -> usize {
-        1 + self.text.get(..offset).map_or(0, |before| before.matches('\n').count())
+        1 + self.breaks.partition_point(|at| *at < offset)
     }
 
     /// Describes a syntax error in one line, with its line and column.
     fn syntax_problem(&self, error: &toml::de::Error) -> (usize, String) {
         let message = error.message().replace('\n', ", ");
         let start = error.span().map_or(0, |span| span.start);
-        let before = self.text.get(..start).unwrap_or_default();
-        let line_start = before.rfind('\n').map_or(0, |end| end + 1);
-        let (line, column) = (self.line_at(start), 1 + before[line_start..].chars().count());
+        let line = self.line_at(start);
+        let line_start = line.checked_sub(2).and_then(|at| self.breaks.get(at)).map_or(0, |at| at + 1);
+        let column = 1 + self.text.get(line_start..start).map_or(0, |before| before.chars().count());
         (line, format!("line {line}, column {column}: {message}"))
     }
 }
@@ -144,6 +162,25 @@ mod tests {
             TomlLines::read(TEXT).locate(problems.map(str::to_owned).into()),
             ["peer: wrong", "line 1: memory: wrong", "line 9: rules[1].limit: missing", "and 3 more"]
         );
+    }
+
+    #[test]
+    fn number_out_of_range_is_a_syntax_error_of_its_line() {
+        for value in ["99999999999999999999", "9223372036854775808", "-9223372036854775809"] {
+            let text = format!("memory = '1'\nworkers = {value}\n");
+            let lines = TomlLines::read(&text);
+            assert!(lines.has_syntax_errors(), "{value}");
+            let located = lines.locate(Vec::new());
+            assert!(located.len() == 1 && located[0].starts_with("line 2"), "{located:?}");
+        }
+    }
+
+    #[test]
+    fn syntax_errors_are_listed_up_to_a_limit() {
+        let text = "=\n".repeat(1_000);
+        let located = TomlLines::read(&text).locate(Vec::new());
+        assert_eq!(located.len(), SYNTAX_ERRORS_MAX + 1);
+        assert!(located.last().is_some_and(|last| last.ends_with(" more syntax errors")), "{located:?}");
     }
 
     #[test]

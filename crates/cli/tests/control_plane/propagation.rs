@@ -33,7 +33,10 @@ fn five_servers_enforce_the_rules_of_their_store() {
     assert_eq!(reply.status, 200, "{}", reply.body);
     all_hold("r2e0");
     // A level is a time to drain, so a full limit stays full when it is raised.
-    assert!(servers.iter().all(|server| passed(server, "bob", 5) == 0), "a swap gives nobody a new burst");
+    assert!(
+        servers.iter().all(|server| passed(server, "bob", 5) == 0),
+        "a change of the rules adds no burst"
+    );
 
     fixture.block("per_user");
     all_hold("r2e1");

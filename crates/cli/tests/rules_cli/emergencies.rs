@@ -53,7 +53,7 @@ fn emergency_without_selected_keys_needs_confirmation() {
         let (status, problem) = declare(everything);
         let detail = problem["detail"].as_str().expect("words");
         assert_eq!(
-            (status, detail.starts_with("confirmed: it is about all that ")),
+            (status, detail.starts_with("confirmed: the emergency affects all ")),
             (409, true),
             "{problem}"
         );
@@ -87,7 +87,11 @@ fn emergency_without_selected_keys_needs_confirmation() {
     desk.good("ann", &["unblock"]);
     assert_eq!(desk.check("carol")["decision"], "allow");
     let (status, printed) = desk.run("ann", &["block", "--rule", "per_user"]);
-    assert_eq!((status, printed.contains("rule \"per_user\" applies to")), (1, true), "{printed}");
+    assert_eq!(
+        (status, printed.contains("affects all requests of rule \"per_user\"")),
+        (1, true),
+        "{printed}"
+    );
     let printed = desk.good("ann", &["block", "--rule", "per_user", "--yes"]);
     assert!(printed.ends_with(": all requests of rule per_user\n"), "{printed}");
     let (status, printed) = desk.run("ann", &["block", "--key", "carol"]);

@@ -51,7 +51,8 @@ pub(super) fn question(
         .filter(|(_, rows)| !rows.is_empty())
         .map(|(does, rows)| format!("{does} {}", listed(&rows)))
         .collect();
-    Some(format!("{subject} {}", parts.join(" and ")))
+    // Rows that differ only in the spacing of their bodies need no confirmation.
+    (!parts.is_empty()).then(|| format!("{subject} {}", parts.join(" and ")))
 }
 
 /// Bodies are compared by their fields: their order and spacing mean nothing.

@@ -196,7 +196,7 @@ mod tests {
         }
         let words = asks(r#"{"action":"block","rule":"a","tenant":"acme"}"#).expect("it asks");
         assert!(
-            words.starts_with("it is about all of tenant \"acme\" that rule \"a\" applies to"),
+            words.starts_with("the emergency affects all requests of tenant \"acme\" of rule \"a\": "),
             "{words}"
         );
     }

@@ -185,7 +185,7 @@ mod tests {
         ";
         let problems = read(&[], file).expect_err("has problems");
         for (key, words) in [
-            ("origin", "\"none\": regions count together"),
+            ("origin", "\"none\": several regions need an origin each"),
             ("peer", "\"me\" is not NAME=..."),
             ("peer", "\"eu\" is given twice"),
             ("peer", "us: \"10.0.0.1:7000\": is on another machine"),

@@ -178,7 +178,10 @@ impl Control {
                 return Ok(PriorRules { rule_rows, stricter: Some(StricterRules::default()) });
             }
             Err(error) if may_pass(&error) => return Err(error),
-            Err(_) => return Ok(PriorRules { rule_rows, stricter: None }),
+            Err(error) => {
+                warn_unwatched(first, &error);
+                return Ok(PriorRules { rule_rows, stricter: None });
+            }
         };
         let (operations, shared) = (all_of(applied_operations), Arc::clone(shared));
         let (known, back) = (Arc::clone(&rule_rows), restored.clone());
@@ -191,7 +194,14 @@ impl Control {
         match self.compile_change(&rule_rows, &restored, compare).await {
             Ok(before) => Ok(before),
             Err(PlanError::Store(error)) if may_pass(&error) => Err(error),
-            Err(_) => Ok(PriorRules { rule_rows, stricter: None }),
+            Err(PlanError::Store(error)) => {
+                warn_unwatched(first, &error);
+                Ok(PriorRules { rule_rows, stricter: None })
+            }
+            Err(PlanError::Wrong(problems)) => {
+                warn_unwatched(first, &problems);
+                Ok(PriorRules { rule_rows, stricter: None })
+            }
         }
     }
 
@@ -242,6 +252,15 @@ impl Control {
         .await;
         Ok(())
     }
+}
+
+/// Logs that no automatic rollback guards the changes from a revision on.
+fn warn_unwatched(revision: u64, problem: &dyn std::fmt::Display) {
+    tracing::warn!(
+        revision,
+        %problem,
+        "changes since this revision are not watched: the rules before them cannot be restored"
+    );
 }
 
 fn all_of(applied_operations: &[AppliedOperations]) -> Vec<Operation> {

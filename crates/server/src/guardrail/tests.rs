@@ -458,7 +458,7 @@ fn new_regime_or_algorithm_needs_confirmation() {
     }
     let halved = effect(&[put(RowKind::Rule, "a", &limit(50, r#","regime":"share""#))], 100);
     assert_eq!(halved.needs, ChangeNeeds::Approver, "{}", halved.because);
-    assert!(halved.because.contains("beside other regions"), "{}", halved.because);
+    assert!(halved.because.contains("with other regions"), "{}", halved.because);
 }
 
 /// Returns the effect of a change from records of a log with this sample rate.
