@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate_core::{
-    Check, CheckOutcome, DecidingMeter, KeySpace, LIMITS_PER_REQUEST_MAX, Limit, Now, RequestVerdict, Retry,
-    Secret, Shares, Table, TooManyLimits, Verdict,
+    Check, CheckOutcome, DecidingMeter, KeySpace, LIMITS_PER_REQUEST_MAX, Limit, Now, RequestVerdict, Secret,
+    Shares, Table, TooManyLimits, Verdict,
 };
 
 const NOW: Now = Now::from_micros(1_000_000, 1_000_000);
