@@ -607,7 +607,8 @@ impl NodeMeter {
     /// Returns how long after `sent_us` requests are denied once the grant is spent, and how long
     /// after it a flush asks again. A node denies by itself only after an exhausted reply. The
     /// first denial is short, because the load may be below the limit. While the origin stays
-    /// exhausted, denials last until a flush has asked for the denied requests.
+    /// exhausted, denials last until a flush has asked for the denied requests. A burst of one unit
+    /// cannot accumulate the units that drain during a denial, so that denial ends with the drain.
     fn denial_us(&self, cx: &Context<'_>, sent_us: u64, meter_reply: &MeterReply) -> (u64, u64) {
         if !meter_reply.exhausted {
             return (0, 0);
@@ -617,6 +618,11 @@ impl NodeMeter {
         let wait_us = if others_hold { meter_reply.wait_us.min(RETRY_US) } else { meter_reply.wait_us };
         let asks_us = self.turn_us(cx, meter_reply.holders).max(wait_us);
         let until_reply_us = asks_us + cx.flush_slack_us().min(self.flush_us(cx)) + cx.settings.hedge_us;
+        if meter_reply.grant == 0 && self.meter.terms.capacity() == 1 {
+            // `wait_us` counts from the decision at the origin. A request that leaves the node
+            // `wait_us` after `sent_us` reaches the origin when the unit has drained.
+            return (wait_us, asks_us);
+        }
         let first_us = self.flush_us(cx) / FIRST_DENIAL_PARTS;
         let doublings = self.exhausted_replies.saturating_sub(1);
         let deny_us = (first_us << doublings).min(until_reply_us);

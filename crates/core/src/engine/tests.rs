@@ -640,6 +640,26 @@ fn denials_last_until_the_drain_and_longer_while_the_origin_stays_exhausted() {
     assert_eq!(bench.spend(1).retry(), Some(crate::Retry::AskOrigin), "not exhausted: the origin is asked");
 }
 
+/// Although the origin refuses every time, each denial of a burst of one ends when the unit has
+/// drained: `wait_us` after the call was sent.
+#[test]
+fn denials_of_a_burst_of_one_end_when_the_unit_has_drained() {
+    let mut bench = Bench::new();
+    let meter = bench.meter(1, 1);
+    for _ in 0..10 {
+        bench.check_or_ask(&meter);
+        bench.poll();
+        let (call, sent_us) = (bench.only_call(), bench.now_us);
+        bench.now_us += 2 * MS;
+        let exhausted = MeterReply { life_us: 0, wait_us: 5 * MS, exhausted: true, ..meter_reply(0, 0) };
+        bench.reply_with(&call, vec![exhausted], CheckReply { passed: 0, denied_by: 0, retry_us: 5 * MS });
+        while matches!(bench.check(&meter), Some(Retry::After(_))) {
+            bench.now_us += MS;
+        }
+        assert_eq!(bench.now_us, sent_us + 5 * MS);
+    }
+}
+
 /// At ten units a second, one of eight nodes gets one every 800 ms, and asks twice in that time.
 /// But no unit may be lost: an eighth of the burst drains in 125 ms.
 #[test]
