@@ -187,6 +187,33 @@ pub fn raise(limit: &Limit, before: Arrival, now_us: u64, used: u64) -> Arrival 
     arrival(backlog(limit, before, now_us).max(floor), now_us)
 }
 
+/// The arrival time under `limit` of a meter that drained at another amount and period until now.
+/// The units to drain stay the same, rounded up by less than a microsecond.
+pub(crate) fn converted(
+    limit: &Limit,
+    before: Arrival,
+    (amount, period_us): (u32, u64),
+    now_us: u64,
+) -> Arrival {
+    if before.whole < now_us {
+        return before;
+    }
+    // In parts of a microsecond, of which one unit takes a period. Only the words of a torn read
+    // saturate.
+    let parts = u128::from(before.whole - now_us) * u128::from(amount.max(1)) + u128::from(before.frac);
+    let parts = if period_us == limit.period_us() {
+        parts
+    } else {
+        parts.saturating_mul(u128::from(limit.period_us())).div_ceil(u128::from(period_us.max(1)))
+    };
+    let amount = u128::from(limit.denominator().get());
+    let backlog = match (u64::try_from(parts / amount), u32::try_from(parts % amount)) {
+        (Ok(whole), Ok(frac)) => Span { whole, frac }.capped(),
+        _ => Span { whole: DEBT_US_MAX, frac: 0 },
+    };
+    arrival(backlog, now_us)
+}
+
 /// Returns the units that are spent and not yet drained, rounded up.
 pub fn used(limit: &Limit, before: Arrival, now_us: u64) -> u64 {
     let backlog = backlog(limit, before, now_us);

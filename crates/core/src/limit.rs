@@ -47,6 +47,8 @@ pub struct Limit {
     period_us: u64,
     /// Whether an origin has the meters, and this node only its grants.
     at_origin: bool,
+    /// Whether a meter keeps its units when the amount or period of the limit changes.
+    keeps_units: bool,
     /// Distinguishes this limit from its replacement, in the bits that a meter has left: see
     /// [`Limit::fingerprint`].
     fingerprint: u16,
@@ -123,6 +125,7 @@ impl Limit {
             burst: amount,
             period_us,
             at_origin: false,
+            keeps_units: false,
             fingerprint: 0,
             unit: Span::ZERO,
             full: Span::ZERO,
@@ -137,7 +140,8 @@ impl Limit {
         if self.algorithm == Algorithm::SlidingWindow {
             return Err(LimitError::BurstOfWindow);
         }
-        Self::checked_gcra(self.amount, self.period_us, burst)
+        let limit = Self::checked_gcra(self.amount, self.period_us, burst)?;
+        Ok(Self { keeps_units: self.keeps_units, ..limit })
     }
 
     /// Returns the same limit, counted by an origin: this node decides by its grants, and its
@@ -145,6 +149,20 @@ impl Limit {
     #[must_use]
     pub const fn at_origin(self) -> Self {
         Self { at_origin: true, fingerprint: self.fingerprint_of(), ..self }
+    }
+
+    /// Returns the same limit for meters whose amount and period an operator may change: after a
+    /// change, the units that have not drained stay the same. Without it, the time in which they
+    /// drain stays the same, as clients of `CL.THROTTLE` expect. Sliding windows count units anyway.
+    #[must_use]
+    pub const fn keeping_units(self) -> Self {
+        Self { keeps_units: true, ..self }
+    }
+
+    /// Whether a meter keeps its units when the amount or period of the limit changes.
+    #[inline]
+    pub(crate) const fn keeps_units(&self) -> bool {
+        self.keeps_units
     }
 
     const fn fingerprint_of(&self) -> u16 {
@@ -184,6 +202,7 @@ impl Limit {
             burst: short,
             period_us,
             at_origin: false,
+            keeps_units: false,
             fingerprint: 0,
             unit,
             full: unit.times(short, denominator),

@@ -199,9 +199,9 @@ fn saturate(cost: u64) -> u32 {
 ///
 /// | word | bits |
 /// |---|---|
-/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period (window); grant: 48 tag, 16 free |
+/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period; grant: 48 tag, 16 free |
 /// | `time` | 1 window, 1 grant, 1 missed (grant), 9 mark (grant), 52 arrival, cell start or grant start, µs |
-/// | `count` | GCRA: 32 fraction of the arrival, 32 free; window: 32 current, 32 previous; grant: 32 left, 32 unreported |
+/// | `count` | GCRA: 32 amount of the limit, 32 fraction of the arrival; window: 32 current, 32 previous; grant: 32 left, 32 unreported |
 /// | `held` | 32 reserved; grant: 16 life, 16 denial, ms |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Slot {
@@ -217,6 +217,7 @@ const WINDOW_BIT: u64 = 1 << 63;
 const GRANT_BIT: u64 = 1 << 62;
 const MISSED_BIT: u64 = 1 << 61;
 const FINGERPRINT_SHIFT: u32 = 52;
+const AMOUNT_SHIFT: u32 = 32;
 const FINGERPRINT_MASK: u64 = (1 << FINGERPRINT_BITS) - 1;
 
 const _: () = assert!(
@@ -244,7 +245,9 @@ impl Slot {
         }
         let head = tag << TAG_SHIFT | u64::from(limit.keep_above) << 8 | u64::from(limit.period_code);
         let (time, count) = match meter.level {
-            Level::Gcra(arrival) => (arrival.whole, u64::from(arrival.frac)),
+            Level::Gcra(arrival) => {
+                (arrival.whole, u64::from(limit.amount()) << AMOUNT_SHIFT | u64::from(arrival.frac))
+            }
             Level::Window(cells) => {
                 let (start, current, previous) = cells.parts();
                 (start | WINDOW_BIT, u64::from(current) << 32 | u64::from(previous))
@@ -292,6 +295,33 @@ impl Slot {
             Level::Window(Cells::from_parts(time, (self.count >> 32) as u32, self.count as u32))
         };
         Meter { level, reserved: self.held }
+    }
+
+    /// Whether a limit of another amount or period wrote this GCRA meter, and `limit` keeps units.
+    /// The arrival time then stands for another number of units: see [`Slot::converted`].
+    #[inline]
+    pub(crate) const fn is_of_other_rate(&self, limit: &Limit) -> bool {
+        limit.keeps_units()
+            && !limit.is_blocked()
+            && self.time & (WINDOW_BIT | GRANT_BIT) == 0
+            && ((self.count >> AMOUNT_SHIFT) as u32 != limit.amount() || self.head as u8 != limit.period_code)
+    }
+
+    /// The meter in the terms of `limit`: the units that have not drained stay the same.
+    ///
+    /// The slot has the former amount exactly, and the former period in eight bits. Of the periods
+    /// that these stand for, the shortest counts, so that the meter never loses use.
+    pub(crate) fn converted(&self, limit: &Limit, now: Now) -> Meter {
+        let meter = self.unpack();
+        let Level::Gcra(before) = meter.level else { return meter };
+        let code = self.head as u8;
+        let period_us = if code == limit.period_code {
+            limit.period_us()
+        } else {
+            minifloat::decode(code.saturating_sub(1)).saturating_add(1)
+        };
+        let rate = ((self.count >> AMOUNT_SHIFT) as u32, period_us);
+        meter.with_level(Level::Gcra(gcra::converted(limit, before, rate, now.mono_us())))
     }
 
     /// How much would be lost by forgetting this meter at `now`.

@@ -11,8 +11,8 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate_core::{
-    Check, CheckOutcome, DecidingMeter, KeySpace, LIMITS_PER_REQUEST_MAX, Limit, Now, RequestVerdict, Secret,
-    Shares, Table, TooManyLimits, Verdict,
+    Check, CheckOutcome, DecidingMeter, KeySpace, LIMITS_PER_REQUEST_MAX, Limit, Now, RequestVerdict, Retry,
+    Secret, Shares, Table, TooManyLimits, Verdict,
 };
 
 const NOW: Now = Now::from_micros(1_000_000, 1_000_000);
@@ -214,4 +214,64 @@ fn operations_without_debt_create_no_meter() {
         world.table.check(NOW, &world.ask(&limit, 5, 11));
     }
     assert_eq!(world.table.stats(Shares::FIRST).live, 0);
+}
+
+/// Spends `cost` under one limit, then looks under another: the remaining units, once alone and
+/// once within a request of two limits.
+fn remaining_after_change(before: &Limit, cost: u64, after: &Limit) -> [u32; 2] {
+    [false, true].map(|in_request| {
+        let (world, after) = (World::new(1 << 20), &after.keeping_units());
+        let check = world.ask(before, 1, cost);
+        assert!(world.table.check(NOW, &check).verdict.is_allowed(), "{before:?} {cost}");
+        if !in_request {
+            return world.table.check(NOW, &world.ask(after, 1, 0)).verdict.remaining();
+        }
+        let mut answers = [UNASKED; 2];
+        let asks = [world.ask(after, 1, 0), world.ask(after, 2, 0)];
+        world.table.check_all(NOW, &asks, &mut answers).expect("two limits fit");
+        assert_eq!(answers[1].verdict.remaining(), after.burst(), "another key has its whole burst");
+        answers[0].verdict.remaining()
+    })
+}
+
+#[test]
+fn a_changed_amount_keeps_the_units_that_were_spent() {
+    for (before, cost, after, remaining) in
+        [(2, 2, 200, 198), (7, 5, 13, 8), (200, 150, 151, 1), (200, 150, 2, 0)]
+    {
+        let found = remaining_after_change(&per_hour(before), cost, &per_hour(after));
+        assert_eq!(found, [remaining; 2], "{cost} of {before}, then {after}");
+    }
+}
+
+#[test]
+fn a_changed_period_never_loses_units_and_adds_at_most_a_quarter() {
+    let limit = |seconds: u64| Limit::gcra(100, Duration::from_secs(seconds)).expect("in range");
+    for (before, after) in [(60, 3_600), (3_600, 60), (60, 1), (10, 60), (1, 86_400)] {
+        for remaining in remaining_after_change(&limit(before), 40, &limit(after)) {
+            assert!((50..=60).contains(&remaining), "{before} s to {after} s leaves {remaining}");
+        }
+    }
+}
+
+#[test]
+fn a_limit_that_comes_with_the_request_keeps_the_time_to_drain() {
+    let world = World::new(1 << 20);
+    assert!(world.table.check(NOW, &world.ask(&per_hour(2), 1, 1)).verdict.is_allowed());
+    // Half an hour to drain is a hundred units of two hundred per hour.
+    assert_eq!(world.table.check(NOW, &world.ask(&per_hour(200), 1, 0)).verdict.remaining(), 100);
+}
+
+#[test]
+fn a_denied_request_drains_at_the_new_rate() {
+    let world = World::new(1 << 20);
+    let (before, after) = (per_hour(2), per_hour(3).keeping_units());
+    assert!(world.table.check(NOW, &world.ask(&before, 1, 2)).verdict.is_allowed());
+    // Two units of a burst of three are spent: a request of two waits for one unit, twenty minutes.
+    let retry = world.table.check(NOW, &world.ask(&after, 1, 2)).verdict.retry();
+    let wait_us = 1_200_000_000;
+    assert_eq!(retry, Some(Retry::After(wait_us)));
+    let later = |us: u64| Now::from_micros(1_000_000 + us, 1_000_000 + us);
+    assert!(!world.table.check(later(wait_us - 1), &world.ask(&after, 1, 2)).verdict.is_allowed());
+    assert!(world.table.check(later(wait_us), &world.ask(&after, 1, 2)).verdict.is_allowed());
 }

@@ -159,7 +159,7 @@ impl Fields {
         };
         // The core's `amount` is called `limit` in rules.
         let problem = |error: LimitError| format!(".{}", error.to_string().replacen("amount:", "limit:", 1));
-        limit.map_err(|error| self.problems.push(problem(error))).ok()
+        limit.map_err(|error| self.problems.push(problem(error))).ok().map(Limit::keeping_units)
     }
 
     pub(crate) fn conditions(&mut self, texts: &mut Interner) -> Vec<Condition> {

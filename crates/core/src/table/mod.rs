@@ -320,6 +320,10 @@ impl Table {
         check: &Check<'_>,
         intent: Intent,
     ) -> Option<CheckOutcome> {
+        if found.words.is_of_other_rate(check.limit) {
+            self.convert(found, spot, check.limit, now);
+            return None;
+        }
         let (verdict, change) = intent.apply(now, check, found.words.unpack());
         let settled = self.settle(spot, check.limit, found, &change);
         settled.then_some(CheckOutcome { verdict, source: DecidingMeter::Own })
@@ -379,11 +383,22 @@ impl Table {
                     InsertResult::Already => continue,
                 }
             };
+            if found.words.is_of_other_rate(limit) {
+                self.convert(&found, spot, limit, now);
+                continue;
+            }
             let (out, change) = step(found.words.unpack());
             if self.settle(spot, limit, &found, &change) {
                 return Some(out);
             }
         }
+    }
+
+    /// Rewrites a meter in the terms of the limit that its rule has now, unless its line has moved
+    /// on.
+    #[cold]
+    fn convert(&self, found: &MeterLocation<'_>, spot: Spot, limit: &Limit, now: Now) {
+        self.settle(spot, limit, found, &Change::Write(found.words.converted(limit, now)));
     }
 
     /// Makes a change to a meter that was found, unless its line has moved on.

@@ -228,7 +228,7 @@ impl Table {
         let twin = earlier.iter().rfind(|step| step.is_at(spot));
         let (at, before) = match twin {
             Some(twin) => (twin.at, twin.after),
-            None => self.read_meter(check, spot),
+            None => self.read_meter(request.now, check, spot),
         };
         if source == DecidingMeter::Refused {
             return Step { spot, source, at, before, after: before, verdict: refusal(check.limit).verdict };
@@ -237,10 +237,12 @@ impl Table {
         Step { spot, source, at, before, after, verdict }
     }
 
-    fn read_meter(&self, check: &Check<'_>, spot: Spot) -> (Option<(usize, usize, Head)>, Meter) {
+    fn read_meter(&self, now: Now, check: &Check<'_>, spot: Spot) -> (Option<(usize, usize, Head)>, Meter) {
         loop {
             let Some(found) = self.find(spot) else { return (None, Meter::empty(check.limit)) };
-            if found.here.is_still(found.head) {
+            if found.words.is_of_other_rate(check.limit) {
+                self.convert(&found, spot, check.limit, now);
+            } else if found.here.is_still(found.head) {
                 return (Some((found.line, found.slot, found.head)), found.words.unpack());
             }
         }
@@ -290,6 +292,9 @@ fn prepare<'t, const N: usize>(
     answer: &mut CheckOutcome,
     writes: &mut Writes<'t, N>,
 ) -> bool {
+    if found.words.is_of_other_rate(check.limit) {
+        return false;
+    }
     let (verdict, change) = request.intent.apply(request.now, check, found.words.unpack());
     let Change::Write(after) = change else { return false };
     // A denial may leave a mark, which is not made here.
