@@ -85,6 +85,44 @@ async fn an_origin_on_a_cluster_conforms_while_slots_move_and_leaves_nothing_wit
     assert!(seen > 100);
 }
 
+/// How many probes reach every partition.
+const PROBES: usize = 16;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_reach_every_shard_and_stay_with_one_that_fails() {
+    let cluster = Cluster::start();
+    let mut config = config(Servers::Cluster(cluster.urls()));
+    // A slow reply must not count as a failure.
+    config.call_time_max = TIME_MAX;
+    let origin = RedisOrigin::open(config).expect("an address");
+    let first = cluster.owner(&key_of(0));
+    let other = cluster.masters().into_iter().find(|master| Some(*master) != first).expect("a master");
+    let other = &cluster.servers[other];
+    ask::<String>(other, &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    for _ in 0..PROBES {
+        origin.probe().await.expect("the cluster replies");
+    }
+    for _ in 0..PROBES {
+        let policy = origin.probe().await.expect("the cluster replies").eviction_policy;
+        assert_eq!(policy.as_deref(), Some("allkeys-lru"), "also when a probe tries other shards");
+    }
+    ask::<String>(other, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+
+    ask::<String>(other, &["ACL", "SETUSER", "default", "-pexpire"]);
+    let mut is_failed = false;
+    for _ in 0..PROBES {
+        let failed = origin.probe().await.is_err();
+        assert!(failed || !is_failed, "a shard that fails does not seem to recover");
+        is_failed = failed;
+    }
+    assert!(is_failed, "a shard went unseen");
+    ask::<String>(other, &["ACL", "SETUSER", "default", "+pexpire"]);
+    for _ in 0..PROBES {
+        origin.probe().await.expect("the shard replies again");
+    }
+    assert_eq!(origin.probe().await.expect("it replies").eviction_policy, None);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_on_a_cluster_conforms_after_every_master_handed_over() {
     let cluster = Cluster::start();

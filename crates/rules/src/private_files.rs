@@ -1,8 +1,8 @@
 //! Files and folders that only their owner may read: they hold keys, addresses and hashes of tokens.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Result};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 const FOLDER_MODE: u32 = 0o700;
@@ -22,15 +22,16 @@ pub(crate) fn create_if_missing(file: &Path) -> Result<()> {
     }
 }
 
-/// Creates a file to write, and empties an existing one.
+/// Creates a file to write, and empties an existing one. An existing file becomes private before the
+/// first byte is written: the mode of an `open` applies to new files only.
 pub(crate) fn create(file: &Path) -> Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(file)
+    let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(file)?;
+    opened.set_permissions(Permissions::from_mode(FILE_MODE))?;
+    Ok(opened)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     fn mode(path: &Path) -> u32 {
@@ -52,5 +53,16 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&empty).expect("text"), "content");
         let missing = create_if_missing(&inner.join("no/folder")).expect_err("no folder");
         assert_eq!(missing.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn leftover_file_becomes_private_and_empty() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let leftover = folder.path().join("leftover");
+        std::fs::write(&leftover, "content").expect("written");
+        std::fs::set_permissions(&leftover, Permissions::from_mode(0o644)).expect("set");
+        create(&leftover).expect("created");
+        assert_eq!(mode(&leftover), FILE_MODE);
+        assert_eq!(std::fs::read_to_string(&leftover).expect("text"), "");
     }
 }

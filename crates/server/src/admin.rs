@@ -26,6 +26,7 @@ use crate::auth::TenantIndex;
 use crate::config::RulesLocation;
 use crate::control::{Control, PlanError};
 use crate::http::{HttpRequest, HttpResponse, Problem, not_found, route_check, serve_with, text};
+use crate::origin_monitor::Audience;
 use crate::worker::Context;
 
 /// The tenant of tokens without a tenant: the operators of the server.
@@ -104,14 +105,15 @@ fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
 }
 
 /// Answers a probe, which needs no credential: whether the server takes traffic, and why it does not
-/// work as configured. Without its origin a server is ready, because it still decides.
+/// work as configured. The reasons contain no address; `/v1/status` has them in full. Without its
+/// origin a server is ready, because it still decides.
 fn ready(req: &HttpRequest<'_>) -> HttpResponse {
     let (status, word) = if req.shared.is_ready() {
         (StatusCode::OK, "ready\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
     };
-    let reasons = status::degraded(req.shared).into_iter().map(|reason| reason + "\n");
+    let reasons = status::degraded(req.shared, Audience::Public).into_iter().map(|reason| reason + "\n");
     text(status, "text/plain", [word.to_owned()].into_iter().chain(reasons).collect::<String>())
 }
 

@@ -1,4 +1,8 @@
 //! The state of the origin: probed from the start on, logged when it changes, with the last cause.
+//!
+//! On a Redis Cluster, a probe tries 16 of the 256 partitions, in turn. So probes reach every shard
+//! within 16 [`PROBE_EVERY`], and stay with a partition that fails until it replies again. Requests
+//! to a dead shard are noticed earlier: a stall starts a probe at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +11,7 @@ use arc_swap::ArcSwap;
 use serde::Serialize;
 use tidegate::region::{OriginError, ProbeReply};
 use tidegate_record::timestamp;
+use tokio::sync::watch::Receiver;
 use utoipa::ToSchema;
 
 use crate::shared::Shared;
@@ -17,6 +22,52 @@ const PROBE_EVERY: Duration = Duration::from_secs(10);
 
 /// Interval between probes of an origin that is down.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
+
+/// Minimum time between the end of a probe and the next one. Without it, an origin that stalls and
+/// recovers in quick succession gets a probe for each change, in addition to its overload. Longer: a
+/// second change is noticed later.
+const PROBE_GAP_MIN: Duration = Duration::from_millis(250);
+const _: () = assert!(PROBE_GAP_MIN.as_millis() < RETRY_EVERY.as_millis(), "a gap is part of an interval");
+
+/// Causes of a failure for readers without a credential, by a part of the full text. The full text
+/// may contain host names, ports and user names, so none of it is shown. The first match counts.
+const PUBLIC_CAUSES: [(&str, &str); 19] = [
+    ("the password of the address", "the store refused the user name or the password"),
+    ("wrongpass", "the store refused the user name or the password"),
+    ("noauth", "the store requires a password"),
+    ("noperm", "the user of the store lacks a permission"),
+    ("no permissions", "the user of the store lacks a permission"),
+    ("lookup address", "the host name has no address"),
+    ("use redis://", "the store does not reply to a TLS handshake"),
+    ("use rediss://", "the store closed a connection without TLS"),
+    ("certificate", "the TLS certificate is not accepted"),
+    ("connection refused", "the store refused the connection"),
+    ("unreachable", "the network has no route to the store"),
+    ("read only", "the store is read-only"),
+    ("readonly", "the store is read-only"),
+    ("clusterdown", "the cluster is down"),
+    ("loading", "the store loads its data"),
+    ("oom", "the store has no free memory"),
+    ("in flight", "too many calls are in flight"),
+    ("origin_timeout", "calls are not answered within origin_timeout"),
+    ("within", "the store does not reply in time"),
+];
+
+/// Returns the public cause of a failure. An unknown one leads to the full text.
+fn public_cause(cause: &str) -> &'static str {
+    let cause = cause.to_lowercase();
+    let known = PUBLIC_CAUSES.iter().find(|(part, _)| cause.contains(part));
+    known.map_or("calls fail", |(_, public)| public)
+}
+
+/// The readers of a text about the state of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Audience {
+    /// Clients without a credential: texts contain no address.
+    Public,
+    /// Operators, who need the addresses.
+    Operators,
+}
 
 /// Whether the origin accepts calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -68,18 +119,25 @@ impl OriginMonitor {
     }
 
     /// Returns sentences about an origin that does not work as it should.
-    pub(crate) fn degraded(&self) -> Vec<String> {
-        let (OriginStatus { state, since_ms, cause, eviction_policy }, address) =
-            (&*self.status(), &self.address);
+    pub(crate) fn degraded(&self, audience: Audience) -> Vec<String> {
+        let OriginStatus { state, since_ms, cause, eviction_policy } = &*self.status();
+        let origin = match audience {
+            Audience::Public => "the origin".to_owned(),
+            Audience::Operators => format!("the origin {}", self.address),
+        };
         let mut reasons = Vec::new();
         if *state == OriginState::Down {
-            let cause = cause.as_ref().map_or("the cause is not known", |(cause, _)| cause);
-            reasons.push(format!("the origin {address} is down since {}: {cause}", timestamp(*since_ms)));
+            let cause = match (audience, cause) {
+                (_, None) => "the cause is not known",
+                (Audience::Public, Some((cause, _))) => public_cause(cause),
+                (Audience::Operators, Some((cause, _))) => cause,
+            };
+            reasons.push(format!("{origin} is down since {}: {cause}", timestamp(*since_ms)));
         }
         if let Some(policy) = eviction_policy {
             reasons.push(format!(
-                "the origin {address} may evict meters, and an evicted meter counts as unused: its \
-                 maxmemory-policy is {policy}, expected noeviction"
+                "{origin} may evict meters, and an evicted meter counts as unused: its maxmemory-policy \
+                 is {policy}, expected noeviction"
             ));
         }
         reasons
@@ -144,12 +202,19 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
         let is_answered = *answers.borrow_and_update();
         monitor.note(region.probe().await, is_answered, shared.now_ms());
         let is_up = monitor.status().state == OriginState::Up;
-        let wait = if is_up { PROBE_EVERY } else { RETRY_EVERY };
-        // A change of the answers ends the wait early.
-        if let Ok(Err(_)) = tokio::time::timeout(wait, answers.changed()).await {
+        if !is_next_probe_due(&mut answers, if is_up { PROBE_EVERY } else { RETRY_EVERY }).await {
             return;
         }
     }
+}
+
+/// Waits for the next probe. A change of the answers ends the wait early, but not before the minimum
+/// gap. Returns false if there are no more answers.
+#[expect(clippy::disallowed_methods, reason = "a minimum gap has no condition to wait for")]
+async fn is_next_probe_due(answers: &mut Receiver<bool>, every: Duration) -> bool {
+    tokio::time::sleep(PROBE_GAP_MIN).await;
+    let rest = every.saturating_sub(PROBE_GAP_MIN);
+    !matches!(tokio::time::timeout(rest, answers.changed()).await, Ok(Err(_)))
 }
 
 #[cfg(test)]
@@ -168,18 +233,22 @@ mod tests {
             (state, since_ms, cause.map(|(cause, at_ms)| (cause.to_string(), at_ms)))
         };
         assert_eq!(seen(), (OriginState::Connecting, 1, None));
-        assert!(monitor.degraded().is_empty());
+        assert!(monitor.degraded(Audience::Operators).is_empty());
         monitor.note(failed("cannot connect: WRONGPASS"), true, 2);
         monitor.note(failed("cannot connect: refused"), true, 3);
         let refused = Some(("cannot connect: refused".to_owned(), 3));
         assert_eq!(seen(), (OriginState::Down, 2, refused.clone()));
         assert_eq!(
-            monitor.degraded(),
+            monitor.degraded(Audience::Operators),
             ["the origin redis://h:1 is down since 1970-01-01T00:00:00.002Z: cannot connect: refused"]
+        );
+        assert_eq!(
+            monitor.degraded(Audience::Public),
+            ["the origin is down since 1970-01-01T00:00:00.002Z: calls fail"]
         );
         monitor.note(Ok(ProbeReply::default()), true, 4);
         assert_eq!(seen(), (OriginState::Up, 4, refused));
-        assert!(monitor.degraded().is_empty());
+        assert!(monitor.degraded(Audience::Operators).is_empty());
         monitor.note(Ok(ProbeReply::default()), false, 5);
         assert_eq!(seen().0, OriginState::Down, "requests get no answers");
     }
@@ -190,9 +259,54 @@ mod tests {
         let reply = |policy: Option<&str>| Ok(ProbeReply { eviction_policy: policy.map(str::to_owned) });
         monitor.note(reply(Some("allkeys-lru")), true, 2);
         assert_eq!(monitor.status().state, OriginState::Up);
-        let reasons = monitor.degraded();
+        let reasons = monitor.degraded(Audience::Operators);
         assert!(reasons.len() == 1 && reasons[0].contains("maxmemory-policy is allkeys-lru"), "{reasons:?}");
         monitor.note(reply(None), true, 3);
-        assert!(monitor.degraded().is_empty());
+        assert!(monitor.degraded(Audience::Operators).is_empty());
+    }
+
+    #[test]
+    fn public_texts_contain_no_part_of_the_address() {
+        for (cause, public) in [
+            (
+                "cannot connect: Failed to connect to each cluster node (db.internal:7001: Connection refused)",
+                "the store refused the connection",
+            ),
+            (
+                "cannot connect: invalid peer certificate: not valid for name \"db.internal\"",
+                "the TLS certificate is not accepted",
+            ),
+            (
+                "An error was signalled by the server - NoPerm: User tide has no permissions",
+                "the user of the store lacks a permission",
+            ),
+            ("cannot connect: db.internal:7001 is odd", "calls fail"),
+        ] {
+            let monitor = OriginMonitor::new("redis://db.internal:7001".to_owned(), 1);
+            monitor.note(failed(cause), true, 2);
+            let expected = format!("the origin is down since 1970-01-01T00:00:00.002Z: {public}");
+            assert_eq!(monitor.degraded(Audience::Public), [expected]);
+            assert!(monitor.degraded(Audience::Operators)[0].ends_with(cause));
+        }
+        let monitor = OriginMonitor::new("redis://db.internal:7001".to_owned(), 1);
+        monitor.note(Ok(ProbeReply { eviction_policy: Some("allkeys-lru".to_owned()) }), true, 2);
+        assert!(monitor.degraded(Audience::Public)[0].starts_with("the origin may evict meters"));
+    }
+
+    /// The clock of the runtime stands still, and moves to the next timer when all tasks wait.
+    #[tokio::test(start_paused = true)]
+    async fn change_of_answers_starts_a_probe_after_the_gap_and_not_before() {
+        let (sender, mut answers) = tokio::sync::watch::channel(true);
+        let just_before = PROBE_GAP_MIN.saturating_sub(Duration::from_millis(1));
+        sender.send(false).expect("a receiver");
+        let early = tokio::time::timeout(just_before, is_next_probe_due(&mut answers, PROBE_EVERY)).await;
+        assert!(early.is_err(), "within the gap");
+        let soon = PROBE_GAP_MIN + Duration::from_millis(1);
+        let due = tokio::time::timeout(soon, is_next_probe_due(&mut answers, PROBE_EVERY)).await;
+        assert_eq!(due, Ok(true), "the change is not lost");
+        let idle = tokio::time::timeout(soon, is_next_probe_due(&mut answers, PROBE_EVERY)).await;
+        assert!(idle.is_err(), "nothing changed");
+        drop(sender);
+        assert!(!is_next_probe_due(&mut answers, PROBE_EVERY).await, "the region is gone");
     }
 }

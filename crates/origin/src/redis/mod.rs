@@ -23,7 +23,9 @@ mod link;
 mod script;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind};
 use tidegate_core::origin::{Call, CallReply, MergeReply, MergeRequest, RoundReply, RoundRequest};
@@ -46,6 +48,11 @@ const BEFORE_ANYTHING: [&str; 7] =
 /// are stuck; more connections at a store that many nodes share.
 pub const LINKS: usize = 3;
 
+/// How many partitions of a cluster one probe tries. More: a dead shard is seen after fewer probes;
+/// more calls for each probe. 16 probes reach all partitions, and so every shard that has any.
+const PROBED_PARTITIONS: u16 = 16;
+const _: () = assert!(PARTITIONS.is_multiple_of(PROBED_PARTITIONS), "probes reach all partitions in turn");
+
 /// An origin on Redis.
 pub struct RedisOrigin {
     config: RedisConfig,
@@ -56,6 +63,17 @@ pub struct RedisOrigin {
     /// Which of them carried the last call to each partition.
     carriers: Box<[AtomicU8]>,
     in_flight: Semaphore,
+    probes: Mutex<Probes>,
+}
+
+/// The progress of probes over the partitions.
+#[derive(Default)]
+struct Probes {
+    /// The first partition of the next probe. A partition whose probe failed stays first, so that a
+    /// dead shard does not seem to recover when the next probe tries another one.
+    next: u16,
+    /// The eviction policies other than `noeviction`, by the partition that found them.
+    policies: BTreeMap<u16, String>,
 }
 
 impl RedisOrigin {
@@ -71,7 +89,8 @@ impl RedisOrigin {
         let links = [link(seed)?, link(seed.wrapping_add(1))?, link(seed.wrapping_add(2))?];
         let carriers = (0..PARTITIONS).map(|_| AtomicU8::new(0)).collect();
         let in_flight = Semaphore::new(config.calls_max);
-        Ok(Self { scripts: Scripts::new(), links, carriers, in_flight, config })
+        let probes = Mutex::default();
+        Ok(Self { scripts: Scripts::new(), links, carriers, in_flight, probes, config })
     }
 
     fn prompt(&self, partition: u16, avoid: Option<usize>) -> usize {
@@ -216,6 +235,32 @@ impl RedisOrigin {
         Ok(gathered)
     }
 
+    fn probes(&self) -> MutexGuard<'_, Probes> {
+        // Each write leaves the progress valid.
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Probes one partition, and notes the result: a probe that fails is first the next time.
+    async fn probe_partition(&self, partition: u16) -> Result<(), OriginError> {
+        self.probes().next = partition;
+        let link = &self.links[self.prompt(partition, None)];
+        let words = ScriptInput::of_probe(partition);
+        let exchange = async |mut connected: ActiveConnection| {
+            self.run(link, &mut connected, &self.scripts.probe, &words).await
+        };
+        let policy: String = self.in_time(link, exchange).await?;
+        let mut probes = self.probes();
+        if self.config.is_cluster() {
+            probes.next = (partition + 1) % PARTITIONS;
+        }
+        if matches!(policy.as_str(), "" | "noeviction") {
+            probes.policies.remove(&partition);
+        } else {
+            probes.policies.insert(partition, policy);
+        }
+        Ok(())
+    }
+
     /// Returns whether a failed call was certainly not applied, or may have been. The cluster
     /// client retries by itself after a broken connection, so the last error does not describe
     /// earlier attempts.
@@ -272,21 +317,23 @@ impl Origin for RedisOrigin {
         })
     }
 
-    /// Runs a script that needs the permissions of a call, on the shard of partition 0.
+    /// Runs a script that needs the permissions of a call. A cluster runs it in the next
+    /// `PROBED_PARTITIONS` partitions, because each shard has some of them. Other stores have one
+    /// server for all partitions, so one partition is enough.
     fn probe(&self) -> OriginFuture<'_, ProbeReply> {
-        let link = &self.links[self.prompt(0, None)];
         Box::pin(async move {
+            let first = self.probes().next;
             // An attempt to connect that fails at its limit reports its cause first.
             let limit = self.config.connect_time_max + self.config.call_time_max;
+            let link = &self.links[self.prompt(first, None)];
             let connected = tokio::time::timeout(limit, link.connected()).await;
             let late = |_| OriginError::NotApplied(format!("cannot connect within {limit:?}"));
             connected.map_err(late)?.map_err(OriginError::NotApplied)?;
-            let words = ScriptInput::of_probe();
-            let exchange = async |mut connected: ActiveConnection| {
-                self.run(link, &mut connected, &self.scripts.probe, &words).await
-            };
-            let policy: String = self.in_time(link, exchange).await?;
-            let eviction_policy = Some(policy).filter(|policy| !matches!(policy.as_str(), "" | "noeviction"));
+            let count = if self.config.is_cluster() { PROBED_PARTITIONS } else { 1 };
+            for partition in (first..).take(usize::from(count)).map(|partition| partition % PARTITIONS) {
+                self.probe_partition(partition).await?;
+            }
+            let eviction_policy = self.probes().policies.values().next().cloned();
             Ok(ProbeReply { eviction_policy })
         })
     }

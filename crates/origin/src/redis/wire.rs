@@ -101,8 +101,8 @@ impl ScriptInput {
     }
 
     /// Returns the input of a probe: a key that no other script uses.
-    pub(super) fn of_probe() -> Self {
-        Self { keys: vec![partition_key(0, 'q')], arguments: Vec::new(), is_wide: true }
+    pub(super) fn of_probe(partition: u16) -> Self {
+        Self { keys: vec![partition_key(partition, 'q')], arguments: Vec::new(), is_wide: true }
     }
 }
 

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use crate::config::RulesLocation;
 use crate::control::AutomaticRollback;
 use crate::http::{HttpRequest, HttpResponse, ProblemBody, json};
-use crate::origin_monitor::{OriginMonitor, OriginState, OriginStatus};
+use crate::origin_monitor::{Audience, OriginMonitor, OriginState, OriginStatus};
 use crate::rates::RateReport;
 use crate::shared::{ListenerAddress, Shared};
 
@@ -180,17 +180,21 @@ fn body(shared: &Shared) -> StatusBody {
         region: shared.decider.region.as_ref().map(|region| RegionBody::new(&shared.region_name, region)),
         rules: RulesBody::new(shared),
         rates: shared.rates.report(shared.decision_totals()),
-        degraded: degraded(shared),
+        degraded: degraded(shared, Audience::Operators),
     }
 }
 
 /// Returns the reasons why a server does not work as configured, as sentences.
-pub(super) fn degraded(shared: &Shared) -> Vec<String> {
-    let mut reasons = shared.origin.as_ref().map(|origin| origin.degraded()).unwrap_or_default();
+pub(super) fn degraded(shared: &Shared, audience: Audience) -> Vec<String> {
+    let mut reasons = shared.origin.as_ref().map(|origin| origin.degraded(audience)).unwrap_or_default();
     if let Some(RulesLocation::Store(address)) = &shared.rules_location
         && !shared.metrics.control.is_store_up()
     {
-        reasons.push(format!("the rule store {address} does not reply: the last good rules stay in force"));
+        let store = match audience {
+            Audience::Public => "the rule store".to_owned(),
+            Audience::Operators => format!("the rule store {address}"),
+        };
+        reasons.push(format!("{store} does not reply: the last good rules stay in force"));
     }
     if let Some(status) = shared.decider.region.as_ref().and_then(Region::replication_status) {
         if status.is_replicator && !status.is_connected {
