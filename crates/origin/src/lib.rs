@@ -51,8 +51,8 @@ pub trait Origin: Send + Sync {
     /// node's measured lag.
     fn lease(&self, request: LeaseRequest) -> OriginFuture<'_, LeaseReply>;
 
-    /// Checks that the store accepts calls, before a request depends on it. Changes nothing. A probe
-    /// of a store with several shards may check some of them; repeated probes check all.
+    /// Checks that the store accepts calls, before a request depends on it. Changes nothing. A
+    /// probe of a store with several shards may check some of them; repeated probes check all.
     fn probe(&self) -> OriginFuture<'_, ProbeReply> {
         Box::pin(async { Ok(ProbeReply::default()) })
     }

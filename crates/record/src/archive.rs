@@ -189,7 +189,8 @@ impl Archive {
     ) -> Result<(), LogError> {
         let mut places = self.places(from_ms, to_ms).await?;
         places.sort_by_key(|place| place.from_ms);
-        // Blocks of several threads and a restart overlap a little: a record waits until no earlier one can come.
+        // Blocks of several threads and a restart overlap a little: a record waits until no earlier
+        // one can come.
         let mut waiting: Vec<DecisionRecord> = Vec::new();
         for (at, place) in places.iter().enumerate() {
             let Some(block) = self.block(place.id).await? else { continue };

@@ -5,8 +5,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::entry::{KEY_BYTES_MAX, RecordContext, RecordKind, cut};
 use crate::layout::{DecisionFrame, StoredDecision, are_whole, put_again, put_setting};
 
-/// When a block has so many bytes, the next one begins. Higher: fewer rows, better compressed; more to unpack for one
-/// record.
+/// When a block has so many bytes, the next one begins. Higher: fewer rows, better compressed; more
+/// to unpack for one record.
 const BLOCK_BYTES: usize = 512 << 10;
 
 /// Slots of the filter of repeated terms. A term that occurs in every record is then not collected
@@ -16,8 +16,8 @@ const TERMS_KNOWN: usize = 1 << 10;
 /// The most that a block unpacks to: one record beyond its size.
 const RAW_BYTES_MAX: usize = 2 * BLOCK_BYTES;
 
-/// A block of this many records is not written again with more. Higher: fewer rows where little is denied; more is
-/// written again with each flush.
+/// A block of this many records is not written again with more. Higher: fewer rows where little is
+/// denied; more is written again with each flush.
 const OPEN_RECORDS_MAX: u64 = 500;
 
 /// Nor one that spans this much time.

@@ -98,8 +98,8 @@ pub struct LimitTerms {
     pub period_ms: u64,
 }
 
-/// A key as people write it: `user:42`, or several parts with commas between them. It is made in place, and cut at
-/// [`KEY_BYTES_MAX`].
+/// A key as people write it: `user:42`, or several parts with commas between them. It is made in
+/// place, and cut at [`KEY_BYTES_MAX`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RecordKey(ArrayString<KEY_BYTES_MAX>);
 
@@ -158,7 +158,8 @@ pub struct DecisionEntry<'a> {
     pub cost: u64,
     /// Verdict of the request.
     pub verdict: RecordVerdict,
-    /// The rule that decided: the one that denied, or of those that let it pass the one with the least left.
+    /// The rule that decided: the one that denied, or of those that let it pass the one with the
+    /// least left.
     pub rule: &'a str,
     /// That rule's version.
     pub rule_version: u64,
@@ -214,7 +215,8 @@ pub struct DecisionRecord {
     pub retry_ms: Option<u64>,
     /// Decision source.
     pub source: String,
-    /// The reason: `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or `shed`.
+    /// The reason: `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or
+    /// `shed`.
     pub reason: String,
     /// When the emergency in force ends, in milliseconds since the Unix epoch; `None` without one.
     pub until_ms: Option<u64>,

@@ -78,8 +78,8 @@ impl From<ParquetError> for ExportError {
 }
 
 impl Archive {
-    /// Writes the records from one moment to another as Parquet, in the order of their times: those of one tenant, or of
-    /// all; how many there were.
+    /// Writes the records from one moment to another as Parquet, in the order of their times: those
+    /// of one tenant, or of all; how many there were.
     pub async fn export(
         &mut self,
         tenant: Option<&str>,

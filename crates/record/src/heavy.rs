@@ -31,8 +31,8 @@ const MINUTES_AHEAD_MAX: u64 = 1;
 /// Minimum number of minutes of a query: shorter use is not sustained.
 pub const MINUTES_MIN: u64 = 2;
 
-/// The most keys of a minute; when they are reached, the rarer half is forgotten. Higher: more customers at once that
-/// are near a limit and rarely seen; some 300 bytes each, for each minute.
+/// The most keys of a minute; when they are reached, the rarer half is forgotten. Higher: more
+/// customers at once that are near a limit and rarely seen; some 300 bytes each, for each minute.
 const KEYS_MAX: usize = 2_048;
 
 /// Slots for new keys of a crowded minute. Each stores a hash only; the key is listed when it comes
@@ -106,7 +106,8 @@ impl RecordCounts {
 /// Usage of a key in one minute.
 #[derive(Clone, Debug)]
 struct KeyUsage {
-    /// Tenant, rule and key, one behind the other: strangers come by faster than three times as much could be allocated.
+    /// Tenant, rule and key, one behind the other: strangers come by faster than three times as
+    /// much could be allocated.
     texts: Box<str>,
     tenant_end: usize,
     rule_end: usize,
@@ -132,8 +133,9 @@ pub(crate) struct Minutes {
 struct Minute {
     /// By [`Minutes::id`].
     keys: HashMap<u64, KeyUsage, RandomState>,
-    /// A part of the numbers of those that came by since keys were forgotten, each in the only place where it may be; empty
-    /// before. Most never come again, and would only have others forgotten.
+    /// A part of the numbers of those that came by since keys were forgotten, each in the only
+    /// place where it may be; empty before. Most never come again, and would only have others
+    /// forgotten.
     strangers: Box<[u32]>,
     /// By tenant, of which a server has at most 1,000. Unlike keys, counts are never dropped.
     counts: HashMap<Box<str>, RecordCounts, RandomState>,
@@ -160,7 +162,8 @@ impl Minutes {
         }
     }
 
-    /// Forgets minutes that have not come yet, since the clock was set back: they would take the place of those that come.
+    /// Forgets minutes that have not come yet, since the clock was set back: they would take the
+    /// place of those that come.
     fn forget_after(&mut self, newest: u64) {
         while self.known.last_key_value().is_some_and(|(minute, _)| *minute > newest) {
             self.known.pop_last();

@@ -323,7 +323,8 @@ pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = StoredDecision<'_>> 
     })
 }
 
-/// Whether `bytes` are frames to their end, and every decision has a setting and is text where it should be.
+/// Whether `bytes` are frames to their end, and every decision has a setting and is text where it
+/// should be.
 pub(crate) fn are_whole(bytes: &[u8]) -> bool {
     let mut frames = frames(bytes);
     let mut settings = 0;

@@ -5,8 +5,9 @@ use time::{Date, OffsetDateTime, Time, UtcDateTime};
 
 const DAY_MS: u64 = 86_400_000;
 
-/// A moment in milliseconds since the Unix epoch: from RFC 3339, such as `2026-11-16T14:32:17Z`; from a time of day by
-/// UTC, such as `14:32:17` or `14:32`, the last one until `now_ms`; from milliseconds since the epoch; or `now`.
+/// A moment in milliseconds since the Unix epoch: from RFC 3339, such as `2026-11-16T14:32:17Z`;
+/// from a time of day by UTC, such as `14:32:17` or `14:32`, the last one until `now_ms`; from
+/// milliseconds since the epoch; or `now`.
 pub fn moment(text: &str, now_ms: u64) -> Result<u64, String> {
     if text == "now" {
         return Ok(now_ms);

@@ -24,12 +24,12 @@ const BUFFER_BYTES_MIN: usize = 1 << 20;
 /// longer bursts of denials lose nothing; samples are lost sooner.
 const QUARTERS_FOR_SAMPLES: usize = 3;
 
-/// The part of a buffer that, once it is full, does not wait until it is time to empty buffers. Smaller: room for longer pauses of
-/// the disk is left; the log's thread is woken more often.
+/// The part of a buffer that, once it is full, does not wait until it is time to empty buffers.
+/// Smaller: room for longer pauses of the disk is left; the log's thread is woken more often.
 const HURRY_PART: usize = 2;
 
-/// Settings that a thread remembers to have written. Higher: fewer of them are written again where many rules deny in
-/// turns; some 200 bytes each, for each thread.
+/// Settings that a thread remembers to have written. Higher: fewer of them are written again where
+/// many rules deny in turns; some 200 bytes each, for each thread.
 const SETTINGS_KNOWN: usize = 64;
 
 const KINDS: usize = RecordKind::ALL.len();
@@ -86,7 +86,8 @@ struct Buffer {
     settings: u32,
     /// Settings that were written lately, by where their texts lie.
     known: Box<[WrittenContext]>,
-    /// Where a decision is put together: near, while the end of `bytes` may have to come from another core.
+    /// Where a decision is put together: near, while the end of `bytes` may have to come from
+    /// another core.
     scratch: Vec<u8>,
     draws: fastrand::Rng,
 }
@@ -172,8 +173,8 @@ impl Buffer {
     }
 }
 
-/// Where a setting may be known. By where its texts lie: as a rule those of one setting are always the same. If not, it is
-/// written again.
+/// Where a setting may be known. By where its texts lie: as a rule those of one setting are always
+/// the same. If not, it is written again.
 fn place(setting: &RecordContext<'_>) -> usize {
     // Alignment of allocations, in bits.
     const ALIGNED_BITS: u32 = 4;
@@ -224,7 +225,8 @@ impl Recorder {
 
     #[inline]
     fn draws(&self, shard: &Shard) -> bool {
-        // Threads that share a number may lose a count to each other: a sample a little later than drawn.
+        // Threads that share a number may lose a count to each other: a sample a little later than
+        // drawn.
         let left = shard.countdown.load(Ordering::Relaxed);
         if left > 0 {
             shard.countdown.store(left - 1, Ordering::Relaxed);
@@ -252,7 +254,8 @@ impl Recorder {
         buffer.write(entry, dimensions.into_iter());
         let after = buffer.bytes.len();
         drop(buffer);
-        // Where there are many threads each has little room, and all that is denied may come to one of them.
+        // Where there are many threads each has little room, and all that is denied may come to one
+        // of them.
         let mark = self.shard_bytes_max / HURRY_PART;
         if before < mark && after >= mark {
             self.hurry();

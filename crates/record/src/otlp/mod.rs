@@ -23,7 +23,8 @@ use crate::store::BlockOrigin;
 /// Where a collector takes logs, if the address names no path.
 const PATH: &str = "/v1/logs";
 
-/// How long a collector may take for a batch. Longer: patience with a slow one; a stop takes longer while it hangs.
+/// How long a collector may take for a batch. Longer: patience with a slow one; a stop takes longer
+/// while it hangs.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum size of a response that is read, in bytes.
@@ -80,7 +81,8 @@ impl Otlp {
         Ok(Self { url, headers: Vec::new() })
     }
 
-    /// The same with headers, such as `authorization=Bearer abc,x-team=edge`. No message repeats a value.
+    /// The same with headers, such as `authorization=Bearer abc,x-team=edge`. No message repeats a
+    /// value.
     pub fn with_headers(mut self, text: &str) -> Result<Self, String> {
         let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
         if parts.len() > HEADERS_MAX {

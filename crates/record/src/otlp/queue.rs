@@ -12,10 +12,12 @@ use crate::layout::{put_again, put_setting};
 /// nothing; more memory during a pause.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
 
-/// The part of it, in quarters, that samples and denials in shadow may fill. The rest is for denials.
+/// The part of it, in quarters, that samples and denials in shadow may fill. The rest is for
+/// denials.
 const QUARTERS_FOR_SAMPLES: usize = 3;
 
-/// The records that are sent together. Higher: fewer requests; larger ones, at up to two kilobytes of JSON for a record.
+/// The records that are sent together. Higher: fewer requests; larger ones, at up to two kilobytes
+/// of JSON for a record.
 const BATCH_RECORDS: u64 = 500;
 
 /// Records that are sent together, as the log has them.
