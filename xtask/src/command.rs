@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::Failure;
+use crate::stacks;
 use crate::tally::Tally;
 
 /// Prefixes of variables that `cargo run` sets about the package of the program it starts. Build
@@ -75,7 +76,7 @@ const GRACE: Duration = Duration::from_secs(30);
 /// How a program under a time limit ended.
 pub(crate) enum TimedExit {
     Ended(Output),
-    OutOfTime,
+    OutOfTime { stacks: String },
 }
 
 /// Runs quietly, and ends the program and all it has started when `limit` has passed.
@@ -107,11 +108,12 @@ fn wait_within(limit: Duration, child: Child) -> std::io::Result<TimedExit> {
         signal_group(group, "KILL")?;
         return output.map(TimedExit::Ended);
     }
+    let stacks = stacks::of_group(group);
     // SIGTERM first: a `git clone` then removes its partial files.
     for signal in ["TERM", "KILL"] {
         signal_group(group, signal)?;
         if end.recv_timeout(GRACE).is_ok() {
-            return Ok(TimedExit::OutOfTime);
+            return Ok(TimedExit::OutOfTime { stacks });
         }
     }
     Err(std::io::Error::other("the process does not end after SIGKILL"))
@@ -185,6 +187,6 @@ mod tests {
     #[test]
     fn a_program_out_of_time_is_ended_with_all_it_started() {
         let ended = run_within(Duration::ZERO, &mut shell("tail -f /dev/null & wait")).unwrap();
-        assert!(matches!(ended, TimedExit::OutOfTime));
+        assert!(matches!(ended, TimedExit::OutOfTime { .. }));
     }
 }

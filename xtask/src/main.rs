@@ -7,10 +7,12 @@ mod gate;
 mod metadata;
 mod mutants;
 mod programs;
+mod stacks;
 mod steps;
 mod suites;
 mod tally;
 mod tools;
+mod widths;
 
 use std::process::ExitCode;
 

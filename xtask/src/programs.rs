@@ -29,6 +29,7 @@ const PACKAGED: &[DebianProgram] = &[
     packaged("python3", "python3"),
     packaged("node", "nodejs"),
     packaged("npm", "npm"),
+    packaged("gdb", "gdb"),
 ];
 
 /// Python needs this one to make a folder of packages; it is no program.

@@ -12,6 +12,7 @@ use crate::mutants;
 use crate::suites;
 use crate::tally::Tally;
 use crate::tools;
+use crate::widths;
 
 /// Set to `1`, an advisory database that cannot be fetched fails the gate instead of being skipped.
 pub(crate) const REQUIRE_ADVISORIES: &str = "TIDEGATE_REQUIRE_ADVISORIES";
@@ -22,7 +23,7 @@ const ADVISORIES_TIME_LIMIT: Duration = Duration::from_mins(1);
 pub(crate) const TOOLS: Step = Step { name: "tools", run: |project, _| tools::install_all(project) };
 /// Checks that run no test need no other programs.
 pub(crate) const LINT_TOOLS: Step = Step { name: "tools", run: |project, _| tools::install(project) };
-pub(crate) const FMT: Step = Step { name: "fmt", run: |_, _| fmt() };
+pub(crate) const FMT: Step = Step { name: "fmt", run: |project, _| fmt(project) };
 pub(crate) const CLIPPY: Step = Step { name: "clippy", run: |_, _| clippy() };
 pub(crate) const DENY: Step = Step { name: "deny", run: deny };
 pub(crate) const TEST: Step = Step { name: "test", run: test };
@@ -71,9 +72,10 @@ fn regions(tally: &mut Tally) -> Result<(), Failure> {
     Ok(())
 }
 
-fn fmt() -> Result<(), Failure> {
+fn fmt(project: &Project) -> Result<(), Failure> {
     command::run(command::cargo().args(["fmt", "--all", "--check"]))
-        .map_err(|failure| format!("{failure}; run `cargo fmt --all`"))
+        .map_err(|failure| format!("{failure}; run `cargo fmt --all`"))?;
+    widths::check(&project.root)
 }
 
 /// Lints the default features and all features: code can be wrong in only one of the two.
@@ -164,7 +166,7 @@ impl CargoDeny<'_> {
         Ok(match command::run_within(ADVISORIES_TIME_LIMIT, &mut fetch)? {
             TimedExit::Ended(output) if output.status.success() => FetchResult::Yes,
             TimedExit::Ended(output) => FetchResult::No { why: last_error_line(&output) },
-            TimedExit::OutOfTime => {
+            TimedExit::OutOfTime { .. } => {
                 FetchResult::No { why: format!("not done within {ADVISORIES_TIME_LIMIT:?}") }
             }
         })

@@ -19,12 +19,8 @@ use crate::tally::Tally;
 const AT_ONCE: usize = 2;
 
 /// Time limit of a test program. The longest takes two minutes on two cores. A program that exceeds
-/// the limit hangs, and its output shows in which test.
+/// the limit hangs: it fails, and its stacks show where.
 const TIME_LIMIT: Duration = Duration::from_mins(10);
-
-/// Hangs of a program that do not count as a failure. Each is printed, with the names of the
-/// unfinished tests.
-const HANGS_MAX: usize = 1;
 
 /// The longest programs start first, so that the others fit beside them.
 const LONGEST_FIRST: &[&str] = &[
@@ -61,7 +57,7 @@ pub(crate) fn run(form: &[&str], project: &Project, tally: &mut Tally) -> Result
         for _ in 0..AT_ONCE.min(count) {
             scope.spawn(|| {
                 while let Some(suite) = next(&waiting) {
-                    let (output, taken) = timed(|| run_suite_again(&suite, &notes, TIME_LIMIT));
+                    let (output, taken) = timed(|| run_suite(&suite, &notes, TIME_LIMIT));
                     report(&suite, taken, output, &results);
                 }
             });
@@ -88,27 +84,7 @@ const IS_BUILT: &str = "TIDEGATE_IS_BUILT";
 /// Output of a program, and how it ended.
 struct ProgramOutput {
     text: String,
-    ended: ExitKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ExitKind {
-    Passed,
-    Failed,
-    Hung,
-}
-
-/// Runs a program, and once more if it hangs.
-fn run_suite_again(suite: &Suite, notes: &Path, limit: Duration) -> Result<ProgramOutput, Failure> {
-    for _ in 0..HANGS_MAX {
-        match run_suite(suite, notes, limit)? {
-            ProgramOutput { text, ended: ExitKind::Hung } => {
-                println!("\n     HUNG {}: run again\n{text}", suite.name);
-            }
-            output => return Ok(output),
-        }
-    }
-    run_suite(suite, notes, limit)
+    is_success: bool,
 }
 
 /// Runs a program with its output in a file until it ends, so that the outputs of two programs do
@@ -127,12 +103,10 @@ fn run_suite(suite: &Suite, notes: &Path, limit: Duration) -> Result<ProgramOutp
     let text = std::fs::read(&note).map_err(|error| format!("cannot read {}: {error}", note.display()))?;
     let text = String::from_utf8_lossy(&text).into_owned();
     Ok(match ended {
-        TimedExit::Ended(output) if output.status.success() => {
-            ProgramOutput { text, ended: ExitKind::Passed }
-        }
-        TimedExit::Ended(_) => ProgramOutput { text, ended: ExitKind::Failed },
-        TimedExit::OutOfTime => {
-            ProgramOutput { text: format!("{text}\nnot done within {limit:?}\n"), ended: ExitKind::Hung }
+        TimedExit::Ended(output) => ProgramOutput { text, is_success: output.status.success() },
+        TimedExit::OutOfTime { stacks } => {
+            let text = format!("{text}\nHUNG: not done within {limit:?}\n{stacks}");
+            ProgramOutput { text, is_success: false }
         }
     })
 }
@@ -144,12 +118,12 @@ fn report(
     results: &Mutex<(&mut Tally, Vec<String>)>,
 ) {
     let Ok(mut results) = results.lock() else { return };
-    let output = output
-        .unwrap_or_else(|failure| ProgramOutput { text: format!("{failure}\n"), ended: ExitKind::Failed });
+    let output =
+        output.unwrap_or_else(|failure| ProgramOutput { text: format!("{failure}\n"), is_success: false });
     println!("\n     Running {} ({:.1}s)", suite.name, taken.as_secs_f64());
     output.text.lines().for_each(|line| results.0.count_line(line));
     print!("{}", output.text);
-    if output.ended != ExitKind::Passed {
+    if !output.is_success {
         results.1.push(suite.name.clone());
     }
 }
@@ -242,35 +216,17 @@ mod tests {
     }
 
     #[test]
-    fn hanging_suite_is_killed_and_its_output_printed() {
+    fn hanging_suite_fails_with_its_output_and_stacks() {
         let folder = folder("hangs");
         let suite = program(&folder, "echo begun; exec tail -f /dev/null");
         let output = run_suite(&suite, &folder, Duration::from_millis(300)).unwrap();
-        assert_eq!(output.ended, ExitKind::Hung);
+        assert!(!output.is_success);
+        assert!(output.text.starts_with("begun\n"), "{}", output.text);
         assert!(
-            output.text.starts_with("begun\n") && output.text.contains("not done within"),
+            output.text.contains("HUNG") && output.text.contains("--- stacks of process"),
             "{}",
             output.text
         );
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn hanging_suite_is_retried_once_and_then_fails() {
-        let folder = folder("again");
-        let once = program(&folder, "mkdir begun && exec tail -f /dev/null; exit 0");
-        let limit = Duration::from_secs(2);
-        assert_eq!(run_suite_again(&once, &folder, limit).unwrap().ended, ExitKind::Passed);
-        let always = program(&folder, "exec tail -f /dev/null");
-        let mut tally = Tally::default();
-        let results = Mutex::new((&mut tally, Vec::new()));
-        report(
-            &always,
-            Duration::ZERO,
-            run_suite_again(&always, &folder, Duration::from_millis(100)),
-            &results,
-        );
-        assert_eq!(results.into_inner().unwrap().1, [always.name]);
         std::fs::remove_dir_all(folder).unwrap();
     }
 
@@ -285,7 +241,7 @@ mod tests {
         // A killed process stays in the process list without a command line, until its new parent
         // reaps it.
         let is_there = || std::fs::read(&left).is_ok_and(|line| !line.is_empty());
-        assert_eq!(output.ended, ExitKind::Passed);
+        assert!(output.is_success);
         let looks = std::iter::repeat_with(|| std::thread::sleep(Duration::from_millis(10))).take(1_000);
         assert!(looks.into_iter().any(|()| !is_there()), "the process still runs after ten seconds");
         std::fs::remove_dir_all(folder).unwrap();

