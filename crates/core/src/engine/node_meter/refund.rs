@@ -152,7 +152,9 @@ mod tests {
     fn merged_refunds_have_the_earlier_charge() {
         for order in [[12, 39], [39, 12]] {
             let mut due = RefundDue::default();
-            order.into_iter().for_each(|at_s| due.add(refund(2, at_s, &window(10))));
+            for at_s in order {
+                due.add(refund(2, at_s, &window(10)));
+            }
             due.add(refund(0, 1, &window(10)));
             assert_eq!((due.units, due.charged_us(), due.cell()), (4, 12 * SECOND, 1));
         }

@@ -63,7 +63,9 @@ mod tests {
     #[test]
     fn key_has_its_last_stamp_only() {
         let mut keys = StampedKeys::default();
-        [(1, b"a"), (1, b"b"), (2, b"a")].map(|(stamp, key)| keys.insert(stamp, key));
+        for (stamp, key) in [(1, b"a"), (1, b"b"), (2, b"a")] {
+            keys.insert(stamp, key);
+        }
         assert_eq!(stamps(&keys), [(1, &b"b"[..]), (2, b"a")]);
         assert_eq!(keys.after(1).collect::<Vec<_>>(), [(2, &b"a"[..])]);
         assert_eq!(keys.pop_first().as_deref(), Some(&b"b"[..]));
@@ -72,7 +74,9 @@ mod tests {
     #[test]
     fn trimmed_keys_are_the_oldest() {
         let mut keys = StampedKeys::default();
-        [b"a", b"b", b"c", b"d"].into_iter().zip(1..).for_each(|(key, stamp)| keys.insert(stamp, key));
+        for (stamp, key) in (1..).zip([b"a", b"b", b"c", b"d"]) {
+            keys.insert(stamp, key);
+        }
         keys.trim(1, 4);
         assert_eq!(keys.len(), 3);
         keys.trim(1, 2);
