@@ -31,7 +31,7 @@ pub(crate) struct GrantState {
     /// Units of the burst not charged at `since_us`, before `unreported` is subtracted: see
     /// [`CompactUnits`]. Above the burst if unreported units have drained.
     pub(crate) free: CompactUnits,
-    /// Whether someone was turned away since.
+    /// Whether the node has denied a request since.
     pub(crate) missed: bool,
     /// Which limit it was about: see [`Limit::fingerprint`].
     pub(crate) fingerprint: u16,
@@ -62,7 +62,7 @@ pub struct UsageReport {
     pub used: u64,
     /// Units that the node may still spend while the call is in flight.
     pub keep: u64,
-    /// Whether someone was turned away since the origin's last word.
+    /// Whether the node has denied a request since the origin's last reply.
     pub missed: bool,
 }
 
@@ -116,8 +116,7 @@ impl GrantState {
             return (self.denial(limit, now_us, u32::MAX, Retry::CostAboveBurst), self);
         };
         if self.fingerprint != limit.fingerprint() {
-            // The origin spoke of the limit that this one takes the place of, and may not know of
-            // the change yet.
+            // The last reply is about the limit before a change, which the origin may not know yet.
             return (self.denial(limit, now_us, cost, Retry::AskOrigin), self);
         }
         let unspent = if self.is_alive(now_us) { self.unspent } else { 0 };

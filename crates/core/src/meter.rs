@@ -64,7 +64,7 @@ impl Meter {
         (taken, self.with_level(Level::Grant(after)))
     }
 
-    /// The same, with a mark that someone was turned away by the origin's word.
+    /// The same, marked as denied by the origin's last reply.
     #[must_use]
     pub(crate) fn missed(self, now: Now) -> Self {
         match self.level {
@@ -73,7 +73,7 @@ impl Meter {
         }
     }
 
-    /// Takes in the origin's word on its limit.
+    /// Applies the origin's reply on its limit.
     #[must_use]
     pub(crate) fn apply_update(self, limit: &Limit, update: &GrantUpdate) -> Self {
         let after = self.allowance().apply_update(limit, update);

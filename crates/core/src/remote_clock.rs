@@ -65,6 +65,15 @@ mod tests {
         assert_eq!(RemoteClock::new(u64::MAX, 0).at_us(7), u64::MAX);
     }
 
+    #[test]
+    fn no_moment_of_another_clock_is_taken_for_a_later_one() {
+        let clock = RemoteClock::new(5_000_000, 1_000_000);
+        assert_eq!(clock.at_or_before_us(1_000_000), 5_000_000);
+        assert_eq!(clock.at_or_before_us(1_160_000), 5_150_000, "the other clock may run slower");
+        assert_eq!(clock.at_or_before_us(840_000), 4_830_000, "the other clock may have run faster");
+        assert_eq!(RemoteClock::new(7, u64::MAX).at_or_before_us(0), 0);
+    }
+
     proptest! {
         /// A remote clock that runs up to a sixteenth faster or slower is never before the estimate.
         #[test]

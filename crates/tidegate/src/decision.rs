@@ -54,7 +54,7 @@ impl<'g> Outcome<'g> {
         self.answer.verdict.remaining()
     }
 
-    /// How long until the meter is as good as new.
+    /// Returns the time until the meter is empty, without further usage.
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.answer.verdict.reset_after_us())
     }

@@ -100,7 +100,7 @@ impl Gate {
         Self { limit, origin_limit: Some(Arc::new(origin_limit)), ..self.clone() }
     }
 
-    /// A limit that takes the place of this one, in meters of its own.
+    /// Returns the gate of a limit that replaces this one, with meters of its own.
     #[cfg(feature = "region")]
     pub(crate) fn substitute(&self, limit: Limit, space: KeySpace) -> Self {
         Self { limit, space, origin_limit: None, ..self.clone() }
@@ -128,7 +128,7 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// A question: may this much pass on this key of this gate?
+/// The question whether a cost may pass on a key of a gate.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'g> {
     pub(crate) gate: &'g Gate,
@@ -157,7 +157,7 @@ impl<'g> Check<'g> {
         self.gate
     }
 
-    /// The question as the table of `limiter` takes it.
+    /// Returns the check for the table of `limiter`.
     #[inline]
     pub(crate) fn of(self, limiter: LimiterId) -> tidegate_core::Check<'g> {
         // In another limiter's table the key would count under an unrelated limit.
@@ -165,7 +165,7 @@ impl<'g> Check<'g> {
         self.table_check()
     }
 
-    /// The question as a table takes it that is known to be its limiter's.
+    /// The same for a gate that is known to belong to the limiter of the table.
     #[inline]
     pub(crate) fn table_check(self) -> tidegate_core::Check<'g> {
         tidegate_core::Check {

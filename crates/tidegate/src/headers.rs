@@ -56,7 +56,7 @@ mod draft {
     pub(super) const VIOLATED: &str = "violated-policies";
 }
 
-/// The fields that were in use before there was a draft. Each speaks of one limit only.
+/// The fields that were in use before there was a draft. Each describes one limit only.
 mod custom {
     use http::header::HeaderName;
 

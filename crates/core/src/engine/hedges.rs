@@ -12,10 +12,10 @@ const PER_CALL: u64 = 100;
 /// Budget that each second adds: a node with few calls is no burden if it hedges all of them.
 const PER_SECOND: u64 = 20 * MILLI;
 
-/// How many may come at once. Higher: the same.
+/// The largest budget. Higher: more hedges at once; the same trade-off as above.
 const MOST: u64 = 20 * MILLI;
 
-/// How many more calls may be made twice.
+/// How many more calls may be hedged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HedgeBudget {
     left: u64,
@@ -29,13 +29,13 @@ impl Default for HedgeBudget {
 }
 
 impl HedgeBudget {
-    /// Takes in that a call was made.
+    /// Adds the budget of one call.
     pub(super) fn earn(&mut self) {
         self.left = (self.left + PER_CALL).min(MOST);
     }
 
     /// Adds the budget of the time that has passed.
-    pub(super) fn pass(&mut self, now_us: u64) {
+    pub(super) fn advance(&mut self, now_us: u64) {
         let earned = now_us.saturating_sub(self.since_us).min(US_PER_SECOND) * PER_SECOND / US_PER_SECOND;
         // A time too short to earn anything counts the next time.
         if earned > 0 {
@@ -43,7 +43,7 @@ impl HedgeBudget {
         }
     }
 
-    /// Whether one may be made twice, which is counted.
+    /// Spends the budget of one hedge. Returns false if too little is left.
     pub(super) fn spend(&mut self) -> bool {
         let left = self.left.checked_sub(MILLI);
         self.left = left.unwrap_or(self.left);
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_call_in_ten_may_be_made_twice_and_twenty_in_each_second() {
+    fn one_call_in_ten_is_hedged_and_twenty_in_each_second() {
         let mut hedges = HedgeBudget::default();
         let twice = (0..1_000).filter(|_| {
             hedges.earn();
@@ -66,7 +66,7 @@ mod tests {
         // Twenty at once, and one in ten of the 999 that came after the first.
         assert_eq!(twice.count(), 20 + 999 / 10);
         for second in 1..=3 {
-            hedges.pass(second * US_PER_SECOND);
+            hedges.advance(second * US_PER_SECOND);
             let left: Vec<bool> = (0..30).map(|_| hedges.spend()).collect();
             assert!((20..=21).contains(&left.iter().filter(|may| **may).count()), "{left:?}");
         }

@@ -19,11 +19,11 @@ const STRETCH_MAX: u64 = 5 * MILLI;
 /// Time of a measurement before the stretch changes, µs. Longer: steadier; later relief under load.
 const WINDOW_US: u64 = 500_000;
 
-/// How much longer a node takes between two reports.
+/// The stretch of the time between two reports.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     stretch: u64,
-    /// When the present window began, and how many meters had been due until then.
+    /// Start of the present measurement, and the updates due until then.
     since_us: u64,
     due: u64,
 }
@@ -35,7 +35,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Takes in how many meters have been due until now.
+    /// Measures the pace by the updates due until now.
     pub(super) fn measure(&mut self, now_us: u64, due: u64, settings: &EngineSettings) {
         let elapsed_us = now_us.saturating_sub(self.since_us);
         if elapsed_us < WINDOW_US {
@@ -65,8 +65,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Lets windows pass in which as much is due as there is at this interval. The interval
-    /// afterwards.
+    /// Runs measurements in which as many updates are due as the interval allows. Returns the
+    /// interval afterwards.
     fn flush_us_after(pace: &mut Pace, windows: u64, due_at_100_ms: u64) -> u64 {
         let settings = EngineSettings::default();
         for _ in 0..windows {

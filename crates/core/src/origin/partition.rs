@@ -1,15 +1,26 @@
 //! A partition of an origin: the meters that are decided together, and the sessions of the calling
 //! nodes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod connected_time;
+mod losses;
+mod stamped_keys;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
+use self::connected_time::ConnectedTime;
+use self::losses::Losses;
+use self::stamped_keys::StampedKeys;
 use super::call::{Call, CallReply, Charge, CheckGroup, CheckReply, NodeId, StoreId};
 use super::meter::{Moment, OriginMeter, TOTAL_MAX};
 use super::region_state::Connectivity;
 use super::replication::{Component, MergeReply, MergeRequest, RegionId, RoundReply, RoundRequest};
 use super::terms::Terms;
-use crate::remote_clock::shortest_us;
+
+pub use self::connected_time::CONNECTED_US_MAX;
 
 /// Retention of a session after its last call, µs. A node starts a session anew after half of this
 /// time without a reply.
@@ -19,10 +30,6 @@ pub const SESSION_RETENTION_US: u64 = 3_600_000_000;
 /// longer waits for other callers.
 pub const UPDATES_PER_CALL_MAX: usize = 256;
 
-/// Longest time for which all peers count as heard without another round, µs. Higher: a replicator
-/// may be absent for longer; regions may admit usage unknown to peers for that much longer.
-pub const CONNECTED_US_MAX: u64 = 60_000_000;
-
 /// Retention of a dirty meter that not all peers have acknowledged, µs: a week. Higher: a peer
 /// receives every meter even after a longer absence; more memory until then.
 pub const DIRTY_RETENTION_US: u64 = 604_800_000_000;
@@ -31,16 +38,6 @@ pub const DIRTY_RETENTION_US: u64 = 604_800_000_000;
 /// later. The oldest are dropped first. Higher: more keys may be used while a peer is lost; more
 /// memory until it returns.
 pub const DIRTY_METERS_MAX: usize = 16_384;
-
-/// Largest lead of the replicator's estimate over the origin's clock, µs, before the clock counts
-/// as set back. Lower: a clock that is slewed while its store receives few calls keeps its region
-/// from settling. Higher: no harm, since the earlier connected time is cut by the lead.
-const AHEAD_US_MAX: u64 = 250_000;
-
-/// Margin of the test for lost writes of an empty store, µs. The store has lost everything if the
-/// node has known the origin for longer than the store is up, by more than this. A sixteenth is
-/// added for clocks of different rates. Stores report their uptime in whole seconds.
-const LOST_MARGIN_US: u64 = 2_000_000;
 
 /// The highest number of a call: a script's numbers are exact up to here.
 pub const SEQUENCE_MAX: u64 = (1 << 53) - 1;
@@ -155,24 +152,14 @@ struct StoredSession {
 pub struct Partition {
     meters: HashMap<Box<[u8]>, OriginMeter>,
     sessions: BTreeMap<NodeId, StoredSession>,
-    store: Option<StoreId>,
-    /// The last loss of writes, known by when it was noticed; and when that was by a clock that may
-    /// have been set back since.
-    loss_us: u64,
-    loss_at_us: u64,
-    /// Until when all peers count as heard, and since when without a break.
-    connected_until_us: u64,
-    connected_since_us: u64,
-    /// Whether the isolated usage of all peers has arrived since then.
-    settled: bool,
-    /// The last mark that was made, and those that are left: by their order, and by their meters.
+    losses: Losses,
+    connected: ConnectedTime,
+    /// The last stamp of a dirty meter.
     stamp: u64,
-    dirty_meters: BTreeMap<u64, Box<[u8]>>,
-    stamps: HashMap<Box<[u8]>, u64>,
+    dirty_meters: StampedKeys,
     /// Meters with isolated usage, by the time of its last charge. It is published when all peers
     /// are heard again, even without further calls.
-    isolated_meters: BTreeSet<(u64, Box<[u8]>)>,
-    isolated_us: HashMap<Box<[u8]>, u64>,
+    isolated_meters: StampedKeys,
 }
 
 impl Partition {
@@ -191,9 +178,11 @@ impl Partition {
                 return Err(CallError::Outdated { sequence: session.sequence });
             }
         }
-        let lost = self.note_loss(now_us, call);
+        let session = self.sessions.get(&call.node);
+        let (stored, reported_us) = session.map_or((0, 0), |session| (session.sequence, session.loss_us));
+        let lost = self.losses.note(now_us, call, stored, reported_us);
         let reply = self.transition(now_us, call, lost);
-        let (sequence, loss_us) = (call.sequence, self.loss_us);
+        let (sequence, loss_us) = (call.sequence, self.losses.loss_us);
         let session = StoredSession { sequence, reply: reply.clone(), seen_us: now_us, loss_us };
         self.sessions.insert(call.node, session);
         Ok(reply)
@@ -202,20 +191,16 @@ impl Partition {
     /// Applies a replication round at `now_us`, in this boot of the store: updates how long all
     /// peers count as heard, and gathers the components of dirty meters.
     pub fn round(&mut self, now_us: u64, store: StoreId, round: &RoundRequest) -> RoundReply {
-        self.update_connectivity(now_us, round);
+        self.connected.extend(now_us, round);
         // A stamp that was never issued comes from an earlier state of this store: the replicator
         // starts again at 0.
         let known = |stamp: u64| if stamp > self.stamp { 0 } else { stamp };
         let (trim, after) = (known(round.trim), known(round.after));
-        self.trim(trim.max(now_us.saturating_sub(DIRTY_RETENTION_US)));
-        while self.dirty_meters.len() > DIRTY_METERS_MAX {
-            self.dirty_meters.pop_first().map(|(_, key)| self.stamps.remove(&key));
-        }
+        self.dirty_meters.trim(trim.max(now_us.saturating_sub(DIRTY_RETENTION_US)), DIRTY_METERS_MAX);
         let most = usize::from(round.most).clamp(1, UPDATES_PER_CALL_MAX);
-        let mut dirty_meters = self.dirty_meters.range(after + 1..);
-        let found: Vec<(u64, Box<[u8]>)> =
-            dirty_meters.by_ref().take(most).map(|(stamp, key)| (*stamp, key.clone())).collect();
-        let more_dirty = dirty_meters.next().is_some();
+        let mut found: Vec<(u64, &[u8])> = self.dirty_meters.after(after).take(most + 1).collect();
+        let more_dirty = found.len() > most;
+        found.truncate(most);
         let upto = found.last().filter(|_| more_dirty).map_or(self.stamp, |(stamp, _)| *stamp);
         let moment = self.moment(NodeId(0), now_us, false);
         let component = |key: &[u8]| self.meters.get(key).and_then(|meter| meter.component(key, moment));
@@ -235,22 +220,18 @@ impl Partition {
     /// isolated. Returns whether there were any. A meter that may have lost writes is not published
     /// under its old incarnation: the next call starts a new one.
     fn mark_isolated(&mut self, moment: Moment, store: StoreId, most: usize) -> bool {
-        let oldest_us = moment.now_us.saturating_sub(DIRTY_RETENTION_US);
-        while self.isolated_meters.first().is_some_and(|(since_us, _)| *since_us <= oldest_us)
-            || self.isolated_meters.len() > DIRTY_METERS_MAX
-        {
-            self.isolated_meters.pop_first().map(|(_, key)| self.isolated_us.remove(&key));
-        }
+        let expired_us = moment.now_us.saturating_sub(DIRTY_RETENTION_US);
+        self.isolated_meters.trim(expired_us, DIRTY_METERS_MAX);
         if moment.connectivity == Connectivity::Isolated {
             return false;
         }
-        let some = !self.isolated_meters.is_empty();
-        let is_lost = self.took_over(store);
+        let some = self.isolated_meters.len() > 0;
+        let is_lost = self.losses.took_over(store);
         for _ in 0..most {
-            let Some((_, key)) = self.isolated_meters.pop_first() else { break };
-            self.isolated_us.remove(&key);
-            let meter = self.meters.get_mut(&key).filter(|meter| !is_lost && meter.loss_us() == self.loss_us);
-            if let Some(meter) = meter {
+            let Some(key) = self.isolated_meters.pop_first() else { break };
+            let loss_us = self.losses.loss_us;
+            let meter = self.meters.get_mut(&key);
+            if let Some(meter) = meter.filter(|meter| !is_lost && meter.loss_us() == loss_us) {
                 meter.look(moment);
                 self.mark_dirty_if_due(moment.now_us, &key);
             }
@@ -260,46 +241,8 @@ impl Partition {
 
     /// Records that a meter has isolated usage to publish later.
     fn note_isolated(&mut self, now_us: u64, key: &[u8]) {
-        if !self.meters.get(key).is_some_and(OriginMeter::has_isolated_usage) {
-            return;
-        }
-        if let Some(before_us) = self.isolated_us.insert(key.into(), now_us) {
-            self.isolated_meters.remove(&(before_us, key.into()));
-        }
-        self.isolated_meters.insert((now_us, key.into()));
-    }
-
-    /// Extends the time for which all peers count as heard. A new replicator that has heard fewer
-    /// peers does not shorten it. The time counts from the replicator's clock estimate, so a store
-    /// that stood still does not lengthen it.
-    fn update_connectivity(&mut self, now_us: u64, round: &RoundRequest) {
-        let said_us = round.clock_us.min(now_us);
-        // With a clock that was set back, the earlier time would last longer. If the clock only
-        // runs slower than the replicator's, the estimate is a little ahead, and the earlier time
-        // is cut by that lead.
-        let ahead_us = round.clock_us - said_us;
-        let is_set_back = ahead_us > AHEAD_US_MAX || self.connected_until_us > now_us + CONNECTED_US_MAX;
-        let before_us = if is_set_back { 0 } else { self.connected_until_us.saturating_sub(ahead_us) };
-        let was_isolated = before_us <= now_us;
-        self.settled &= !was_isolated;
-        let until_us = said_us + round.connected_for_us.min(CONNECTED_US_MAX);
-        self.connected_until_us = match (self.settled, round.settled && until_us > now_us) {
-            // Only a round with `settled` extends the time of a connected region.
-            (true, false) => before_us,
-            // The time of this round applies, because the time while settling may be longer.
-            (false, true) => until_us,
-            (true, true) | (false, false) => before_us.max(until_us),
-        };
-        self.settled |= round.settled && until_us > now_us;
-        if was_isolated || self.connected_since_us > now_us {
-            self.connected_since_us = now_us;
-        }
-    }
-
-    fn trim(&mut self, upto: u64) {
-        let kept = self.dirty_meters.split_off(&(upto + 1));
-        for key in std::mem::replace(&mut self.dirty_meters, kept).into_values() {
-            self.stamps.remove(&key);
+        if self.meters.get(key).is_some_and(OriginMeter::has_isolated_usage) {
+            self.isolated_meters.insert(now_us, key);
         }
     }
 
@@ -329,22 +272,10 @@ impl Partition {
         self.meter_mut(&component.key, terms, moment.now_us).import(moment, from, component)
     }
 
-    /// Whether a peer counts as lost. A clock that was set back does not extend the connected time.
-    fn is_isolated(&self, now_us: u64) -> bool {
-        !(now_us + 1..=now_us + CONNECTED_US_MAX).contains(&self.connected_until_us)
-    }
-
-    /// Returns the connectivity of cross-region limits.
-    fn connectivity(&self, now_us: u64) -> Connectivity {
-        if self.is_isolated(now_us) {
-            return Connectivity::Isolated;
-        }
-        if self.settled { Connectivity::Connected } else { Connectivity::Settling }
-    }
-
     fn moment(&self, node: NodeId, now_us: u64, lost: bool) -> Moment {
-        let (loss_us, loss_at_us) = (self.loss_us, self.loss_at_us);
-        let (connectivity, connected_since_us) = (self.connectivity(now_us), self.connected_since_us);
+        let Losses { loss_us, at_us: loss_at_us, .. } = self.losses;
+        let connected_since_us = self.connected.since_us;
+        let connectivity = self.connected.connectivity(now_us);
         Moment { node, now_us, loss_us, loss_at_us, lost, connectivity, connected_since_us }
     }
 
@@ -355,26 +286,24 @@ impl Partition {
         // Stamps are times if possible, so that a store that has lost the last stamps issues higher
         // ones.
         self.stamp = now_us.max(self.stamp + 1);
-        if let Some(before) = self.stamps.insert(key.into(), self.stamp) {
-            self.dirty_meters.remove(&before);
-        }
-        self.dirty_meters.insert(self.stamp, key.into());
+        self.dirty_meters.insert(self.stamp, key);
     }
 
     /// Returns until when all peers count as heard, the last stamp, since when the peers count as
     /// heard, and whether their isolated usage has arrived since.
     pub fn connectivity_and_stamp(&self) -> (u64, u64, u64, bool) {
-        (self.connected_until_us, self.stamp, self.connected_since_us, self.settled)
+        let ConnectedTime { until_us, since_us, is_settled } = self.connected;
+        (until_us, self.stamp, since_us, is_settled)
     }
 
     /// Returns the dirty meters with their stamps, in the order in which they last became due.
     pub fn dirty_meters(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.dirty_meters.iter().map(|(stamp, key)| (*stamp, &**key))
+        self.dirty_meters.iter()
     }
 
     /// Returns the meters with isolated usage, in the order of its last charge.
     pub fn isolated_meters(&self) -> impl Iterator<Item = (u64, &[u8])> {
-        self.isolated_meters.iter().map(|(since_us, key)| (*since_us, &**key))
+        self.isolated_meters.iter()
     }
 
     /// Returns a meter, if the partition has it.
@@ -391,40 +320,8 @@ impl Partition {
     pub fn expire(&mut self, now_us: u64) {
         self.meters.retain(|_, meter| !meter.is_over(now_us));
         self.sessions.retain(|_, session| session.seen_us + SESSION_RETENTION_US > now_us);
-        self.dirty_meters.retain(|_, key| self.meters.contains_key(key));
-        self.stamps.retain(|key, _| self.meters.contains_key(key));
-        self.isolated_meters.retain(|(_, key)| self.meters.contains_key(key));
-        self.isolated_us.retain(|key, _| self.meters.contains_key(key));
-    }
-
-    /// Notes lost writes, and returns whether any were lost since the last reply in this session.
-    /// The store may have a lower sequence number than the node. It may be a restart of the earlier
-    /// store, or a promoted replica that had not received all writes. Or it is empty and younger
-    /// than the one that the node knows.
-    fn note_loss(&mut self, now_us: u64, call: &Call) -> bool {
-        let (answered, told_us) =
-            self.sessions.get(&call.node).map_or((0, 0), |session| (session.sequence, session.loss_us));
-        let forgot = call.acknowledged > answered;
-        let took_over = self.took_over(call.store);
-        let began_anew = self.store.is_none() && began_anew(call.known_us, call.store.up_us);
-        self.store = Some(call.store);
-        // If the clock was set back to before a loss, the loss counts as just now. A loss in the
-        // future would keep the assumed usage from draining.
-        self.loss_at_us = self.loss_at_us.min(now_us);
-        if forgot || took_over {
-            (self.loss_us, self.loss_at_us) = (now_us, now_us);
-        } else if began_anew {
-            let booted_us = now_us.saturating_sub(call.store.up_us);
-            (self.loss_us, self.loss_at_us) = (booted_us, booted_us);
-        }
-        forgot || took_over || began_anew || (call.acknowledged > 0 && self.loss_us != told_us)
-    }
-
-    /// Whether this is another life of the store than that which the last call found.
-    fn took_over(&self, store: StoreId) -> bool {
-        self.store.is_some_and(|before| {
-            before.boot != store.boot && (before.lineage == store.lineage || before.boot == store.parent)
-        })
+        self.dirty_meters.retain(|key| self.meters.contains_key(key));
+        self.isolated_meters.retain(|key| self.meters.contains_key(key));
     }
 
     fn transition(&mut self, now_us: u64, call: &Call, lost: bool) -> CallReply {
@@ -476,12 +373,3 @@ impl Partition {
         CheckReply { passed, denied_by, retry_us }
     }
 }
-
-/// Whether an empty store replaced the one that the node first knew.
-const fn began_anew(known_us: u64, up_us: u64) -> bool {
-    shortest_us(known_us) > up_us.saturating_add(LOST_MARGIN_US)
-}
-
-#[cfg(not(loom))]
-#[cfg(test)]
-mod tests;

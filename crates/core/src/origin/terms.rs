@@ -237,8 +237,14 @@ impl Terms {
     }
 
     /// The length of a cell, µs.
-    pub(super) const fn cell_us(&self) -> u64 {
+    pub(crate) const fn cell_us(&self) -> u64 {
         self.period * self.tick_us
+    }
+
+    /// The time in which `units` drain, µs, rounded down; the longest there is under a limit of 0.
+    pub(crate) fn drain_us(&self, units: u64) -> u64 {
+        let ticks = (units * self.period).checked_div(self.amount).unwrap_or(u64::MAX);
+        ticks.saturating_mul(self.tick_us)
     }
 
     /// Units in drops, as far as a meter holds them.

@@ -20,14 +20,14 @@ use crate::limiter::UnknownName;
 pub struct RegionPolicy {
     /// Class of the limit: selects its behaviour without the origin.
     pub class: Class,
-    /// Whether those it limits pay: then a limit of class [`Class::Cost`] fails open and not
+    /// Whether the limited clients pay: then a limit of class [`Class::Cost`] fails open instead of
     /// closed.
     pub paid: bool,
-    /// How far it may be passed, in millionths of its burst.
+    /// How far requests may exceed the limit, in millionths of its burst.
     pub tolerance_ppm: u32,
-    /// How far it reaches. In a region that knows of no other they are all the same.
+    /// How far the limit reaches. Without peer regions, all regimes are equal.
     pub regime: Regime,
-    /// Of two versions of a limit that processes know, the higher holds.
+    /// Version of the limit: if nodes have different ones, the highest applies.
     pub version: u32,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct OriginLimit {
     name: Box<str>,
     /// Prefix of the names of its meters.
     prefix: Box<[u8]>,
-    /// Meters of this process's part of the limit.
+    /// Meters of the node share.
     pub(super) alone: KeySpace,
     /// Coarse meter that replaces all limits of the tenant that fail open.
     pub(super) open: Gate,
@@ -55,7 +55,7 @@ pub(crate) struct OriginLimit {
 
 impl fmt::Debug for OriginLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kept").field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("OriginLimit").field("policy", &self.policy).finish_non_exhaustive()
     }
 }
 
@@ -82,7 +82,7 @@ impl OriginLimit {
         &self.prefix
     }
 
-    /// The regions that it is counted with.
+    /// Returns the regions that count the limit together, if its regime is `best_effort`.
     pub(super) fn global(&self) -> Option<&RegionLayout> {
         self.layout.as_deref().filter(|_| self.policy.regime == Regime::BestEffort)
     }
@@ -119,8 +119,8 @@ impl Region {
         if let (Regime::Strict, Some(peer_regions)) = (policy.regime, &self.peer_regions) {
             peer_regions.will_forward();
         }
-        let (held, tenant) = (self.limiter.gate_with_grants(tenant, name, limit)?, tenant.into());
-        Ok(held.with_origin_limit(OriginLimit {
+        let (gate, tenant) = (self.limiter.gate_with_grants(tenant, name, limit)?, tenant.into());
+        Ok(gate.with_origin_limit(OriginLimit {
             policy,
             layout,
             tenant,
@@ -139,13 +139,13 @@ impl Gate {
         RegionCheck { ask: self.key(key), key: Cow::Borrowed(key), placement: None }
     }
 
-    /// The same on a key made of several parts.
+    /// The same on a key of several parts.
     pub fn region_check_of<'g, 'k>(&'g self, parts: &[&[u8]]) -> RegionCheck<'g, 'k> {
         let key = join_parts(parts);
         RegionCheck { ask: self.key(&key), key: Cow::Owned(key), placement: None }
     }
 
-    /// Whether an origin keeps its meters.
+    /// Whether its meters are at an origin.
     pub fn has_origin(&self) -> bool {
         self.origin_limit().is_some()
     }
@@ -161,8 +161,8 @@ pub struct RegionCheck<'g, 'k> {
 
 impl<'g> From<Check<'g>> for RegionCheck<'g, '_> {
     /// Makes a check that only this node decides, on a gate without an origin.
-    fn from(ask: Check<'g>) -> Self {
-        Self { ask, key: Cow::Borrowed(&[]), placement: None }
+    fn from(check: Check<'g>) -> Self {
+        Self { ask: check, key: Cow::Borrowed(&[]), placement: None }
     }
 }
 
@@ -227,8 +227,8 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
     }
 }
 
-/// Parts after their lengths, as keys and placements are spelled: no two lists of parts are spelled
-/// alike.
+/// Encodes the parts of a key or placement, each after its length: different lists of parts have
+/// different encodings.
 pub fn join_parts(parts: &[&[u8]]) -> Vec<u8> {
     let mut key = Vec::with_capacity(parts.iter().map(|part| part.len() + 4).sum());
     for part in parts {

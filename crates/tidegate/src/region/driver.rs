@@ -10,7 +10,7 @@ use tidegate_core::engine::{
     Resolution, Ticket,
 };
 use tidegate_core::origin::{Call, CallError, CallReply, NodeId};
-use tidegate_core::{Digest, FallbackState, Now};
+use tidegate_core::{Digest, FallbackState, Now, RemoteClock};
 use tidegate_origin::{Origin, OriginError, PARTITIONS};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
@@ -38,7 +38,7 @@ struct State {
     skew: ClockSkew,
     /// Clock reading of each partition that has replied: each server of a cluster has its own
     /// clock.
-    clocks: HashMap<u16, ClockReading>,
+    clocks: HashMap<u16, RemoteClock>,
 }
 
 /// The executor of the engine's effects.
@@ -49,7 +49,7 @@ pub(super) struct Driver {
     /// The runtime that makes calls, independent of the caller's.
     runtime: Handle,
     origin_up: watch::Sender<bool>,
-    /// Why the origin would not take the last call that it would not.
+    /// Reason of the last refused call.
     refusal: watch::Sender<Option<CallError>>,
     /// For each partition: whether its last reply about a cross-region limit counted the usage of
     /// all regions.
@@ -92,7 +92,7 @@ impl Driver {
 
     /// Submits checks for a call to the origin. The engine resolves them within its deadline, even
     /// without a reply, as long as its task runs.
-    pub(super) async fn ask(self: &Arc<Self>, partition: u16, charges: Vec<Charge>) -> Resolution {
+    pub(super) async fn request(self: &Arc<Self>, partition: u16, charges: Vec<Charge>) -> Resolution {
         let (sender, answer) = oneshot::channel();
         let effects = {
             let mut state = self.state();
@@ -122,26 +122,19 @@ impl Driver {
 
     /// Gives a charge back: on this node if it is not reported yet, or else at the origin.
     pub(super) fn refund(&self, partition: u16, charge: &Charge) {
-        let Charge { meter, cost } = charge;
         let now = self.limiter.now();
-        let ask = tidegate_core::Check {
-            limit: &meter.limit,
-            space: &meter.space,
-            digest: meter.digest,
-            cost: *cost,
-        };
-        let rest = self.limiter.table().give_back(now, &ask);
+        let rest = self.limiter.table().give_back(now, &charge.check());
         if rest > 0 {
-            self.state().engine.refund(now, partition, meter, rest);
+            self.state().engine.refund(now, partition, &charge.meter, rest);
             self.wake.notify_one();
         }
     }
 
     /// Gives back the charge of a request that is denied in the end.
-    pub(super) fn roll_back(&self, partition: u16, charge: &Charge, paid: ChargeLocation) {
+    pub(super) fn roll_back(&self, partition: u16, charge: &Charge, location: ChargeLocation) {
         if charge.cost > 0 {
             let (now, table) = (self.limiter.now(), self.limiter.table());
-            self.state().engine.roll_back(now, table, partition, charge, paid);
+            self.state().engine.roll_back(now, table, partition, charge, location);
             self.wake.notify_one();
         }
     }
@@ -164,12 +157,12 @@ impl Driver {
         self.state().engine.fallback_state(self.limiter.now(), partition, digest)
     }
 
-    /// How many processes there are, for all that is known.
+    /// Returns the known number of nodes that share the origin.
     pub(super) fn processes(&self) -> u32 {
         self.state().engine.processes()
     }
 
-    /// Has grants of limits that several regions count together last this long at most.
+    /// Limits the life of grants of cross-region limits.
     pub(super) fn limit_cross_region_life(&self, life_us: u64) {
         self.state().engine.limit_cross_region_life(life_us);
     }
@@ -207,7 +200,7 @@ impl Driver {
         let now = self.limiter.now();
         let mut state = self.state();
         state.skew.measure(sent, now, clock_us);
-        state.clocks.insert(partition, ClockReading { clock_us, heard_us: now.mono_us() });
+        state.clocks.insert(partition, RemoteClock::new(clock_us, now.mono_us()));
     }
 
     pub(super) fn origin_up(&self) -> watch::Receiver<bool> {
@@ -333,25 +326,6 @@ impl Driver {
     }
 }
 
-/// A reading of another clock, and the local time at which it arrived.
-#[derive(Clone, Copy, Debug)]
-struct ClockReading {
-    clock_us: u64,
-    heard_us: u64,
-}
-
-impl ClockReading {
-    /// Returns the reading of the other clock at a local time, or an earlier one. The rates may
-    /// differ by a sixteenth, and the clock was read before the reading arrived.
-    fn at_or_before_us(self, mono_us: u64) -> u64 {
-        let Self { clock_us, heard_us } = self;
-        let (after_us, before_us) = (mono_us.saturating_sub(heard_us), heard_us.saturating_sub(mono_us));
-        clock_us
-            .saturating_add(after_us - after_us / 16)
-            .saturating_sub(before_us.saturating_add(before_us / 16))
-    }
-}
-
 /// How far another clock is ahead, all in microseconds.
 #[derive(Debug, Default)]
 struct ClockSkew {
@@ -366,17 +340,17 @@ struct ClockSkew {
 const SKEW_EVERY_US: u64 = 10_000_000;
 
 impl ClockSkew {
-    /// Measures by a reply: the other clock was read between `sent` and `heard`.
-    fn measure(&mut self, sent: Now, heard: Now, other_us: u64) {
-        let took_us = heard.mono_us().saturating_sub(sent.mono_us());
-        let is_stale = heard.mono_us() >= self.measured + SKEW_EVERY_US;
+    /// Measures by a reply: the other clock was read between `sent` and `arrived`.
+    fn measure(&mut self, sent: Now, arrived: Now, other_us: u64) {
+        let took_us = arrived.mono_us().saturating_sub(sent.mono_us());
+        let is_stale = arrived.mono_us() >= self.measured + SKEW_EVERY_US;
         if self.measured > 0 && took_us > self.took && !is_stale {
             return;
         }
-        let here_us = heard.wall_us().saturating_sub(took_us / 2);
+        let here_us = arrived.wall_us().saturating_sub(took_us / 2);
         let ahead_us = i128::from(other_us) - i128::from(here_us);
         let ahead_us = i64::try_from(ahead_us).unwrap_or(if ahead_us < 0 { i64::MIN } else { i64::MAX });
-        *self = Self { ahead: ahead_us, took: took_us, measured: heard.mono_us() };
+        *self = Self { ahead: ahead_us, took: took_us, measured: arrived.mono_us() };
     }
 }
 
@@ -394,8 +368,8 @@ async fn drive(driver: Weak<Driver>) {
         let Some(strong) = driver.upgrade() else { return };
         let wait = strong.turn().min(LOOK_EVERY);
         let asleep = strong.limiter.now();
-        // Held only for the wait, which ends at the latest when the engine wants to be looked after
-        // again.
+        // The driver stays alive for this wait only, which ends at the next poll of the engine at
+        // the latest.
         let _ = tokio::time::timeout(wait, strong.wake.notified()).await;
         // After a stall of this process, timers have expired and replies are unread. The driver
         // does not count its own delay against the origin.
@@ -412,25 +386,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_moment_of_another_clock_is_taken_for_a_later_one() {
-        let reading = ClockReading { clock_us: 5_000_000, heard_us: 1_000_000 };
-        assert_eq!(reading.at_or_before_us(1_000_000), 5_000_000);
-        assert_eq!(reading.at_or_before_us(1_160_000), 5_150_000, "it may run slower");
-        assert_eq!(reading.at_or_before_us(840_000), 4_830_000, "or have run faster");
-        assert_eq!(ClockReading { clock_us: 7, heard_us: u64::MAX }.at_or_before_us(0), 0);
-    }
-
-    #[test]
-    fn skew_is_measured_by_the_quickest_answer_of_late() {
+    fn skew_is_measured_by_the_fastest_recent_reply() {
         let at = |us: u64| Now::from_micros(us, 1_000_000_000 + us);
         let mut skew = ClockSkew::default();
         skew.measure(at(1_000), at(3_000), 1_000_502_000);
         assert_eq!(skew.ahead, 500_000);
         skew.measure(at(5_000), at(5_100), 1_000_505_060);
-        assert_eq!(skew.ahead, 500_010, "a quicker one is better");
+        assert_eq!(skew.ahead, 500_010, "a faster reply replaces it");
         skew.measure(at(6_000), at(9_000), 1_000_509_000);
-        assert_eq!(skew.ahead, 500_010, "a slower one is not");
+        assert_eq!(skew.ahead, 500_010, "a slower reply does not");
         skew.measure(at(11_000_000), at(11_002_000), 1_011_001_000 - 250);
-        assert_eq!(skew.ahead, -250, "unless the last is old");
+        assert_eq!(skew.ahead, -250, "unless the last measurement is old");
     }
 }

@@ -12,12 +12,13 @@ use tidegate_replication::{
 
 use super::check::{RegionCheck, RegionPolicy};
 use super::fallback::closed;
-use super::regions::{PeerRegions, RegionLayout};
+use super::regions::RegionLayout;
 use super::{DecisionSource, MissingReply, Regime, Region, RegionDecision, resolved};
 use crate::decision::Outcome;
 use crate::gate::Gate;
 
-/// The other region that decides a question, if one does: its place among all.
+/// Returns the peer region that owns a check, as its position among the regions; `None` if this
+/// region decides it.
 pub(super) fn owner(check: &RegionCheck<'_, '_>) -> Option<usize> {
     let origin_limit = check.origin_limit();
     let layout = origin_limit.layout.as_deref().filter(|_| origin_limit.policy.regime == Regime::Strict)?;
@@ -26,8 +27,8 @@ pub(super) fn owner(check: &RegionCheck<'_, '_>) -> Option<usize> {
 
 /// Returns the action that makes the owner region give a charge back. Its time is that of the local
 /// clock, which the replicator uses too.
-pub(super) fn roll_back_action(paid: ChargeLocation) -> ForwardAction {
-    match paid {
+pub(super) fn roll_back_action(location: ChargeLocation) -> ForwardAction {
+    match location {
         ChargeLocation::OnNode { since_us } => ForwardAction::RollBack { since_us },
         // The clock of another region's origin is unknown here, so all of it counts as drained.
         ChargeLocation::AtOrigin { .. } => ForwardAction::RollBack { since_us: 0 },
@@ -63,7 +64,9 @@ impl Region {
         group: &[&RegionCheck<'_, '_>],
     ) -> Option<ForwardDecision> {
         let peer_regions = self.peer_regions.as_deref()?;
-        ask(peer_regions, owner, forward_request(act, group)).await
+        let forwarder = peer_regions.forwarder()?;
+        let (region, timeout) = (peer_regions.layout.id(owner)?, peer_regions.forward_time_max());
+        forwarder.ask(region, forward_request(act, group), timeout).await?.decision
     }
 
     /// Gives back charges made here at `since_us` or later, for a request of a peer region that is
@@ -88,13 +91,6 @@ impl Region {
             forwarder.deliver(region, forward).await;
         });
     }
-}
-
-async fn ask(peer_regions: &PeerRegions, owner: usize, forward: ForwardRequest) -> Option<ForwardDecision> {
-    let forwarder = peer_regions.forwarder()?;
-    let answer =
-        forwarder.ask(peer_regions.layout.id(owner)?, forward, peer_regions.forward_time_max()).await;
-    answer?.decision
 }
 
 fn forward_request(act: ForwardAction, group: &[&RegionCheck<'_, '_>]) -> ForwardRequest {
@@ -152,11 +148,11 @@ impl Owner {
         let gates = gates?;
         // If regions have different region lists, two of them might own a key. Then neither decides
         // for the other.
-        if !gates.iter().zip(&forward.checks).all(|(gate, asked)| self.decides_for(gate, &asked.key)) {
+        if !gates.iter().zip(&forward.checks).all(|(gate, check)| self.decides_for(gate, &check.key)) {
             return None;
         }
         let checks: Vec<RegionCheck<'_, '_>> =
-            gates.iter().zip(&forward.checks).map(|(gate, asked)| local_check(gate, asked)).collect();
+            gates.iter().zip(&forward.checks).map(|(gate, check)| local_check(gate, check)).collect();
         match forward.act {
             ForwardAction::Decide => decision(&self.region.check(&checks).await.ok()?),
             ForwardAction::Charge => {
@@ -190,9 +186,9 @@ impl Owner {
     }
 }
 
-fn local_check<'g, 'k>(gate: &'g Gate, asked: &'k ForwardedCheck) -> RegionCheck<'g, 'k> {
-    let check = gate.region_check(&asked.key).cost(asked.cost);
-    match &asked.placement {
+fn local_check<'g, 'k>(gate: &'g Gate, forwarded: &'k ForwardedCheck) -> RegionCheck<'g, 'k> {
+    let check = gate.region_check(&forwarded.key).cost(forwarded.cost);
+    match &forwarded.placement {
         Some(placement) => check.placed_by(placement),
         None => check,
     }
@@ -223,7 +219,7 @@ fn nothing_left(checks: &[RegionCheck<'_, '_>]) -> ForwardDecision {
 }
 
 impl Region {
-    /// This process as one that decides for others, by this layout.
+    /// Returns the handler of checks that peer regions forward to this node.
     pub(super) fn as_owner(&self, layout: Arc<RegionLayout>) -> Arc<dyn ForwardHandler> {
         Arc::new(Owner { region: Self { peer_regions: None, ..self.clone() }, layout })
     }
@@ -282,7 +278,7 @@ mod tests {
         (region, gate)
     }
 
-    /// A key for which that one of the regions decides.
+    /// Returns a key that this region owns.
     fn key_of(owner: &str, regions: &[&str], gate: &Gate) -> String {
         let prefix = gate.origin_limit().expect("a gate with an origin").prefix();
         let ids: Vec<_> = regions.iter().map(|name| region_id(name)).collect();
@@ -292,7 +288,7 @@ mod tests {
     }
 
     /// Repeats a request until the owner region replies: the first may precede the connection.
-    async fn ask_all(region: &Region, checks: &[RegionCheck<'_, '_>]) -> bool {
+    async fn check_until_connected(region: &Region, checks: &[RegionCheck<'_, '_>]) -> bool {
         let decided = async {
             loop {
                 let region_decision = region.check(checks).await.expect("few limits");
@@ -304,7 +300,7 @@ mod tests {
         tokio::time::timeout(MINUTE, decided).await.expect("a connection")
     }
 
-    /// A clock that is moved by hand, and is everybody's.
+    /// A clock that the test moves, shared by all nodes.
     #[derive(Clone, Debug)]
     struct Hand(Arc<AtomicU64>);
 
@@ -360,7 +356,7 @@ mod tests {
         fn call<'a>(&'a self, partition: u16, call: &'a Call) -> OriginFuture<'a> {
             Box::pin(async move {
                 let reply = self.inner.call(partition, call).await?;
-                if call.checks.iter().flat_map(|ask| &ask.charges).any(|charge| charge.cost > 0) {
+                if call.checks.iter().flat_map(|group| &group.charges).any(|charge| charge.cost > 0) {
                     self.charged_us.store(reply.now_us, Ordering::SeqCst);
                 }
                 if let Some(update) = call.updates.iter().find(|update| update.refund > 0) {
@@ -401,11 +397,11 @@ mod tests {
         let (us, logins) = among("us", &[("eu", &address(&eu)), ("ap", &address(&ap))]);
         address(&us);
         let [of_eu, of_ap] = ["eu", "ap"].map(|owner| key_of(owner, &["ap", "eu", "us"], &logins));
-        assert!(ask_all(&us, &[logins.region_check(&of_ap).cost(10)]).await);
-        assert!(ask_all(&us, &[logins.region_check(&of_eu)]).await);
+        assert!(check_until_connected(&us, &[logins.region_check(&of_ap).cost(10)]).await);
+        assert!(check_until_connected(&us, &[logins.region_check(&of_eu)]).await);
         let both = [logins.region_check(&of_eu).cost(7), logins.region_check(&of_ap).cost(10)];
-        assert!(!ask_all(&us, &both).await, "nothing is left in ap");
-        let heard = async {
+        assert!(!check_until_connected(&us, &both).await, "nothing is left in ap");
+        let refund = async {
             loop {
                 if let Some(given_back) = *witness.given_back.lock().expect("no thread panicked") {
                     return given_back;
@@ -413,7 +409,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        let (units, of_us) = tokio::time::timeout(MINUTE, heard).await.expect("the refund arrives");
+        let (units, of_us) = tokio::time::timeout(MINUTE, refund).await.expect("the refund arrives");
         let charged_us = witness.charged_us.load(Ordering::SeqCst);
         assert_eq!(units, 7);
         assert!((1..=charged_us).contains(&of_us), "charged at {charged_us}, and given back as of {of_us}");
@@ -422,7 +418,7 @@ mod tests {
     /// If one region knows of a new region before the others do, the keys that move there have one
     /// bucket and not two.
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_region_decides_for_another_only_where_both_say_that_it_decides() {
+    async fn region_decides_forwarded_checks_only_if_both_regions_name_it_as_owner() {
         let (eu, _) = among("eu", &[("us", NOBODY), ("sa", NOBODY)]);
         let address = eu.start_replication().expect("a free port").expect("it has peers").to_string();
         let (us, logins) = among("us", &[("eu", &address)]);
@@ -433,20 +429,21 @@ mod tests {
             regions[owner_of(&ids, &[prefix, key.as_bytes()])] == "eu"
         };
         let keys = (0..60).map(|number| format!("192.0.2.{number}"));
-        let asked_of_eu = keys.filter(|key| is_of_eu(&["eu", "us"], key));
-        let (origin_limit, moved): (Vec<_>, Vec<_>) =
-            asked_of_eu.partition(|key| is_of_eu(&["eu", "sa", "us"], key));
-        assert!(!origin_limit.is_empty() && !moved.is_empty());
-        let ask = async |key: &str| us.check(&[logins.region_check(key)]).await.expect("one limit").source;
-        // The first question may come before there is a connection.
-        let decided = async { while ask(&origin_limit[0]).await == DecisionSource::Closed {} };
+        let forwarded_to_eu = keys.filter(|key| is_of_eu(&["eu", "us"], key));
+        let (unmoved, moved): (Vec<_>, Vec<_>) =
+            forwarded_to_eu.partition(|key| is_of_eu(&["eu", "sa", "us"], key));
+        assert!(!unmoved.is_empty() && !moved.is_empty());
+        let source_of =
+            async |key: &str| us.check(&[logins.region_check(key)]).await.expect("one limit").source;
+        // The first check may precede the connection.
+        let decided = async { while source_of(&unmoved[0]).await == DecisionSource::Closed {} };
         tokio::time::timeout(MINUTE, decided).await.expect("a connection");
         for key in &moved {
-            assert_eq!(ask(key).await, DecisionSource::Closed, "{key}: another region may own the key");
+            assert_eq!(source_of(key).await, DecisionSource::Closed, "{key}: another region may own the key");
         }
-        for key in &origin_limit {
+        for key in &unmoved {
             assert_eq!(
-                ask(key).await,
+                source_of(key).await,
                 DecisionSource::Regional,
                 "{key}: both configurations name the same owner"
             );

@@ -18,10 +18,10 @@ use super::check::RegionPolicy;
 use super::driver::Driver;
 use crate::limiter::random_name;
 
-/// The most regions that count together: each speaks to all others.
+/// Largest number of regions that count together: each connects to all others.
 pub const REGIONS_MAX: usize = PEERS_MAX + 1;
 
-/// The heaviest region.
+/// Largest weight of a region.
 pub const WEIGHT_MAX: u32 = 1_000_000;
 
 /// Default timeout of a forwarded check.
@@ -172,7 +172,7 @@ impl RegionLayout {
         weights.iter().enumerate().map(weight).collect()
     }
 
-    /// The region that decides for a key, if it is another one.
+    /// Returns the owner region of a key, if it is a peer.
     pub(super) fn owner(&self, key: &[&[u8]]) -> Option<usize> {
         Some(owner_of(&self.ids, key)).filter(|owner| *owner != self.own)
     }
@@ -181,7 +181,7 @@ impl RegionLayout {
         self.ids.get(place).copied()
     }
 
-    /// How a limit is counted together with the other regions.
+    /// Returns the cross-region terms of a limit.
     pub(super) fn cross_region(
         &self,
         limit: &Limit,
@@ -204,7 +204,7 @@ pub(super) struct PeerRegions {
     config: MultiRegionConfig,
     pub(super) layout: Arc<RegionLayout>,
     replicator: Mutex<Option<Replicator>>,
-    /// Whether there is a limit that other regions decide for some keys.
+    /// Whether a `strict` limit exists, so that peer regions decide some keys.
     forwards: AtomicBool,
 }
 
@@ -227,8 +227,7 @@ impl PeerRegions {
         self.config.forward_time_max
     }
 
-    /// Takes in that there will be questions to other regions, which had better not wait for a
-    /// connection.
+    /// Opens connections to peer regions in advance, because some checks will be forwarded.
     pub(super) fn will_forward(&self) {
         self.forwards.store(true, Ordering::Relaxed);
         if let Some(forwarder) = self.forwarder() {
@@ -309,7 +308,7 @@ mod tests {
     use tidegate_core::{Class, Regime};
 
     #[test]
-    fn the_later_regions_hear_of_each_other_the_shorter_grants_are() {
+    fn grants_are_shorter_at_a_longer_lag() {
         let lives = [0, 500_000, 1_000_000, 2_000_000, 2_500_000, u64::MAX].map(grant_life_us);
         assert_eq!(lives, [1_000_000, 1_000_000, 500_000, 250_000, 200_000, 200_000]);
     }

@@ -27,10 +27,9 @@ impl Crowd {
 
     fn request(&mut self, key: usize) {
         let meter = self.meters[key].clone();
-        let ask = Check { limit: &meter.limit, space: &meter.space, digest: meter.digest, cost: 1 };
-        let verdict = self.bench.table.check(self.bench.now(), &ask).verdict;
+        let verdict = self.bench.table.check(self.bench.now(), &meter.check(1)).verdict;
         self.passed += u64::from(verdict.is_allowed());
-        if verdict.retry() == Some(crate::Retry::AskOrigin) {
+        if verdict.retry() == Some(Retry::AskOrigin) {
             let (ticket, partition) = (0, (key / 2 % CROWD_PARTITIONS) as u16);
             let request = EngineRequest { ticket, partition, charges: vec![Charge { meter, cost: 1 }] };
             self.bench.engine.on_request(self.bench.now(), request, &mut self.bench.effects);
@@ -43,8 +42,7 @@ impl Crowd {
         for (partition, call) in std::mem::take(&mut self.in_flight) {
             let at = usize::from(partition);
             let reply = self.partitions[at].apply(self.bench.now_us, &call).expect("in order");
-            let (now, bench) = (self.bench.now(), &mut self.bench);
-            bench.engine.on_reply(now, &bench.table, partition, call.sequence, &reply, &mut bench.effects);
+            self.bench.reply_from(partition, &call, &reply);
         }
         let turn = (self.bench.now_us / MS % 100) as usize;
         (turn..self.meters.len()).step_by(100).for_each(|key| self.request(key));
@@ -58,7 +56,7 @@ impl Crowd {
         }
     }
 
-    /// Lets seconds pass. How many updates of meters there were, and how many requests passed.
+    /// Lets seconds pass. Returns the number of meter updates and of passed requests.
     fn run(&mut self, seconds: u64) -> (u64, u64) {
         let count = |crowd: &Self| (crowd.bench.engine.stats().updates, crowd.passed);
         let before = count(self);
@@ -75,11 +73,11 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
     let mut reports = Vec::new();
     for _ in 0..30 {
         bench.now_us += 100 * MS;
-        bench.check_or_ask(&meter);
+        bench.check_or_request(&meter);
         bench.poll();
         if let Some((call, _)) = bench.calls().pop() {
             let MeterUpdate { used, want, life_us, .. } = call.updates[0];
-            let decided = CheckReply { passed: 1, denied_by: 0, retry_us: 0 };
+            let decided = check_reply(1);
             bench.reply_with(&call, vec![MeterReply { life_us, ..meter_reply(want, 100 - want) }], decided);
             reports.push((used, want));
         }
@@ -93,7 +91,7 @@ fn where_there_is_plenty_a_grant_lasts_and_is_reported_before_it_ends() {
 /// The node does not look at a grant that should last for a while. A request that finds it spent
 /// asks the origin all the same, and its call reports all usage.
 #[test]
-fn a_grant_that_is_spent_sooner_than_it_was_before_is_asked_for_at_once() {
+fn request_after_an_early_spent_grant_asks_the_origin_at_once() {
     let mut bench = Bench::new();
     let meter = bench.meter_of(b"key", 100);
     let check = |bench: &Bench| bench.check(&meter);
@@ -102,12 +100,12 @@ fn a_grant_that_is_spent_sooner_than_it_was_before_is_asked_for_at_once() {
         bench.now_us += 100 * MS;
         held -= u64::from(held > 0 && check(&bench).is_none());
         if held == 0 {
-            bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
+            bench.request_one(&meter);
         }
         bench.poll();
         if let Some((call, _)) = bench.calls().pop() {
             let MeterUpdate { want, life_us, .. } = call.updates[0];
-            let decided = CheckReply { passed: 1, denied_by: 0, retry_us: 0 };
+            let decided = check_reply(1);
             bench.reply_with(&call, vec![MeterReply { life_us, ..meter_reply(want, 100 - want) }], decided);
             held = want;
         }
@@ -118,14 +116,13 @@ fn a_grant_that_is_spent_sooner_than_it_was_before_is_asked_for_at_once() {
         spent += 1;
     }
     assert_eq!(spent, held);
-    bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
-    bench.poll();
-    let call = bench.only_call();
+    bench.request_one(&meter);
+    let call = bench.poll_call();
     assert!(call.updates[0].used >= spent && call.checks.len() == 1, "{call:?}");
 }
 
 #[test]
-fn lanes_that_begin_at_different_times_report_at_the_same() {
+fn sessions_that_begin_at_different_times_report_together() {
     let mut bench = Bench::new();
     bench.now_us += 3 * MS;
     bench.hold(10);
@@ -146,11 +143,11 @@ fn a_grant_of_a_limit_of_several_regions_lasts_no_longer_where_there_is_plenty()
         let mut lives_us = Vec::new();
         for _ in 0..30 {
             bench.now_us += 100 * MS;
-            bench.check_or_ask(&meter);
+            bench.check_or_request(&meter);
             bench.poll();
             if let Some((call, _)) = bench.calls().pop() {
                 let MeterUpdate { want, life_us, .. } = call.updates[0];
-                let decided = CheckReply { passed: 1, denied_by: 0, retry_us: 0 };
+                let decided = check_reply(1);
                 bench.reply_with(
                     &call,
                     vec![MeterReply { life_us, ..meter_reply(want, 400 - want) }],
@@ -172,28 +169,23 @@ fn a_grant_of_a_limit_of_several_regions_lasts_no_longer_where_there_is_plenty()
     );
 }
 
-/// Of two keys one gets its requests a little later than the other: a call about the first reports
-/// the second as well.
+/// Two keys get their requests at different times, but one call reports both.
 #[test]
-fn grants_that_end_soon_come_along_with_those_that_end_sooner() {
+fn grants_that_end_soon_join_the_report_of_an_earlier_one() {
     let mut bench = Bench::new();
     let meters = [b"one", b"two"].map(|key| bench.meter_of(key, 100));
     let (mut calls, mut updates) = (0, 0);
     for turn in 0..200 {
         bench.now_us += 20 * MS;
-        bench.check_or_ask(&meters[turn / 5 % 2]);
+        bench.check_or_request(&meters[turn / 5 % 2]);
         bench.poll();
         for (call, _) in bench.calls() {
             let meter_reply = call
                 .updates
                 .iter()
                 .map(|update| MeterReply { life_us: update.life_us, ..meter_reply(update.want, 60) });
-            bench.reply_with(
-                &call,
-                meter_reply.collect(),
-                CheckReply { passed: 1, denied_by: 0, retry_us: 0 },
-            );
-            // Those of the first second begin it.
+            bench.reply_with(&call, meter_reply.collect(), check_reply(1));
+            // The first second does not count.
             (calls, updates) = if turn < 50 { (0, 0) } else { (calls + 1, updates + call.updates.len()) };
         }
     }
@@ -203,11 +195,10 @@ fn grants_that_end_soon_come_along_with_those_that_end_sooner() {
 #[test]
 fn refund_is_reported_although_units_remain() {
     let mut bench = Bench::new();
-    bench.ask(1);
-    bench.poll();
-    let call = bench.only_call();
+    bench.request(1);
+    let call = bench.poll_call();
     bench.poll_after(20 * MS);
-    bench.reply_with(&call, vec![meter_reply(0, 9)], CheckReply { passed: 1, denied_by: 0, retry_us: 0 });
+    bench.reply_with(&call, vec![meter_reply(0, 9)], check_reply(1));
     bench.poll_after(100 * MS);
     let last = bench.calls().pop().expect("a call").0;
     assert_eq!(last.updates[0].refund, 1);
@@ -216,9 +207,8 @@ fn refund_is_reported_although_units_remain() {
 #[test]
 fn node_asks_again_when_a_unit_can_have_drained() {
     let mut bench = Bench::new();
-    bench.ask(1);
-    bench.poll();
-    let call = bench.only_call();
+    bench.request(1);
+    let call = bench.poll_call();
     let exhausted = MeterReply { life_us: 0, wait_us: 450 * MS, exhausted: true, ..meter_reply(0, 0) };
     bench.reply_with(&call, vec![exhausted], CheckReply { passed: 0, denied_by: 0, retry_us: 450 * MS });
     let mut calls = Vec::new();

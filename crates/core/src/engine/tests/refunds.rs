@@ -6,7 +6,7 @@ use super::*;
 fn rolled_back_origin_charge_is_refunded_as_of_its_time() {
     let mut bench = Bench::new();
     let meter = bench.meter(10, 1);
-    bench.ask_at(&meter, 7_000 * MS, meter_reply(8, 0));
+    bench.request_at(&meter, 7_000 * MS, meter_reply(8, 0));
     assert!(bench.spend(3).is_allowed());
     bench.roll_back(&meter, 1, ChargeLocation::AtOrigin { at_us: 7_000 * MS });
     let update = bench.next_call().updates[0].clone();
@@ -21,7 +21,7 @@ fn rolled_back_origin_charge_is_refunded_as_of_its_time() {
 fn rolled_back_node_charge_is_refunded_only_if_reported() {
     let mut bench = Bench::new();
     let meter = bench.meter(10, 1);
-    bench.ask_at(&meter, 7_000 * MS, meter_reply(8, 0));
+    bench.request_at(&meter, 7_000 * MS, meter_reply(8, 0));
     bench.now_us += 16 * MS;
     let since_us = bench.now_us;
     assert!(bench.spend(5).is_allowed());
@@ -62,9 +62,8 @@ fn user_refund_counts_from_the_usual_report_time() {
         (4, 0),
         "the origin's time is unknown before the first reply"
     );
-    let (now, answer) = (bench.now(), vec![meter_reply(0, 9)]);
-    let reply = CallReply { meters: answer, checks: Vec::new(), now_us: 7_000 * MS, lost: false };
-    bench.engine.on_reply(now, &bench.table, 0, first.sequence, &reply, &mut bench.effects);
+    let meters = vec![meter_reply(0, 9)];
+    bench.reply_as(&first, &CallReply { meters, checks: Vec::new(), now_us: 7_000 * MS, lost: false });
     bench.now_us += 160 * MS;
     bench.engine.refund(bench.now(), 0, &meter, 4);
     bench.now_us += 3_000 * MS;
@@ -83,17 +82,16 @@ fn windowed(bench: &Bench, cell: u64, grant: u64) -> (MeterRef, MeterReply) {
 fn refund_applies_to_the_cell_of_its_charge() {
     let second = 1_000 * MS;
     let mut bench = Bench::new();
-    let (meter, word) = windowed(&bench, 3, 0);
-    bench.ask_at(&meter, 39 * second, word);
-    let (_, word) = windowed(&bench, 4, 8);
-    bench.ask_at(&meter, 41 * second, word);
-    let ask = Check { limit: &meter.limit, space: &meter.space, digest: meter.digest, cost: 5 };
-    assert!(bench.table.check(bench.now(), &ask).verdict.is_allowed());
+    let (meter, meter_reply) = windowed(&bench, 3, 0);
+    bench.request_at(&meter, 39 * second, meter_reply);
+    let (_, meter_reply) = windowed(&bench, 4, 8);
+    bench.request_at(&meter, 41 * second, meter_reply);
+    assert!(bench.table.check(bench.now(), &meter.check(5)).verdict.is_allowed());
     bench.roll_back(&meter, 1, ChargeLocation::AtOrigin { at_us: 39 * second });
     let spent = bench.next_call();
     let fields = |call: &Call| (call.updates[0].used, call.updates[0].refund, call.updates[0].cell);
     assert_eq!(fields(&spent), (5, 0, 4), "spent units belong to the present cell");
-    bench.reply_with(&spent, vec![word], CheckReply { passed: 0, denied_by: 0, retry_us: 0 });
+    bench.reply_with(&spent, vec![meter_reply], check_reply(0));
     assert_eq!(fields(&bench.next_call()), (0, 1, 3), "the refund belongs to the previous cell");
     let late = bench.engine.stats();
     assert_eq!(late.dropped, 0);
@@ -101,20 +99,17 @@ fn refund_applies_to_the_cell_of_its_charge() {
 
 /// Returns the owed units and the refund in the next call, for a charge in the cell before the
 /// present one. The reply to a call made meanwhile has `origin_us` as the origin's clock.
-fn given_back_after(origin_us: u64, change: impl FnOnce(&mut Bench) -> (MeterRef, MeterReply)) -> (u64, u64) {
+fn refunded_after(origin_us: u64, change: impl FnOnce(&mut Bench) -> (MeterRef, MeterReply)) -> (u64, u64) {
     let second = 1_000 * MS;
     let mut bench = Bench::new();
-    let (meter, word) = windowed(&bench, 3, 0);
-    bench.ask_at(&meter, 39 * second, word);
-    bench.ask_under(vec![Charge { meter: meter.clone(), cost: 1 }]);
-    bench.poll();
-    let call = bench.only_call();
+    let (meter, meter_reply) = windowed(&bench, 3, 0);
+    bench.request_at(&meter, 39 * second, meter_reply);
+    bench.request_one(&meter);
+    let call = bench.poll_call();
     bench.roll_back(&meter, 1, ChargeLocation::AtOrigin { at_us: 39 * second });
-    let (meter, word) = change(&mut bench);
-    let checks = vec![CheckReply { passed: 1, denied_by: 0, retry_us: 0 }];
-    let reply = CallReply { meters: vec![word], checks, now_us: origin_us, lost: false };
-    let now = bench.now();
-    bench.engine.on_reply(now, &bench.table, 0, call.sequence, &reply, &mut bench.effects);
+    let (meter, meter_reply) = change(&mut bench);
+    let (meters, checks) = (vec![meter_reply], vec![check_reply(1)]);
+    bench.reply_as(&call, &CallReply { meters, checks, now_us: origin_us, lost: false });
     bench.owe(&meter, 1);
     let update = bench.next_call().updates[0].clone();
     (update.owed, update.refund)
@@ -123,8 +118,8 @@ fn given_back_after(origin_us: u64, change: impl FnOnce(&mut Bench) -> (MeterRef
 #[test]
 fn charge_of_an_expired_window_is_not_refunded() {
     let second = 1_000 * MS;
-    assert_eq!(given_back_after(49 * second, |bench| windowed(bench, 4, 0)), (1, 1));
-    assert_eq!(given_back_after(51 * second, |bench| windowed(bench, 5, 0)), (1, 0));
+    assert_eq!(refunded_after(49 * second, |bench| windowed(bench, 4, 0)), (1, 1));
+    assert_eq!(refunded_after(51 * second, |bench| windowed(bench, 5, 0)), (1, 0));
 }
 
 /// The same key under a window of `seconds`, which the node learns of while the reply is missing.
@@ -132,10 +127,10 @@ fn changed_to(seconds: u64) -> impl FnOnce(&mut Bench) -> (MeterRef, MeterReply)
     move |bench| {
         let limit = Limit::sliding_window(100, Duration::from_secs(seconds)).expect("in range").at_origin();
         let terms = Terms::new(&limit, 0, Lapse::Counted, 2);
-        let (meter, word) = windowed(bench, 39 / seconds, 0);
+        let (meter, meter_reply) = windowed(bench, 39 / seconds, 0);
         let meter = MeterRef { limit, terms, ..meter };
         bench.owe(&meter, 0);
-        (meter, word)
+        (meter, meter_reply)
     }
 }
 
@@ -143,19 +138,19 @@ fn changed_to(seconds: u64) -> impl FnOnce(&mut Bench) -> (MeterRef, MeterReply)
 fn a_window_is_over_by_the_cells_in_which_something_was_charged() {
     let second = 1_000 * MS;
     // The origin knows of a period of a second, and this node does not.
-    assert_eq!(given_back_after(42 * second, |bench| windowed(bench, 42, 0)), (1, 1));
+    assert_eq!(refunded_after(42 * second, |bench| windowed(bench, 42, 0)), (1, 1));
     // Both have, of a shorter one and of a longer one.
     for seconds in [1, 30] {
-        assert_eq!(given_back_after(49 * second, changed_to(seconds)), (1, 1), "{seconds} s");
-        assert_eq!(given_back_after(51 * second, changed_to(seconds)), (1, 0), "{seconds} s");
+        assert_eq!(refunded_after(49 * second, changed_to(seconds)), (1, 1), "{seconds} s");
+        assert_eq!(refunded_after(51 * second, changed_to(seconds)), (1, 0), "{seconds} s");
     }
 }
 
 #[test]
 fn refund_keeps_its_cell_after_a_refused_call() {
     let mut bench = Bench::new();
-    let (meter, word) = windowed(&bench, 3, 0);
-    bench.ask_at(&meter, 39_700 * MS, word);
+    let (meter, meter_reply) = windowed(&bench, 3, 0);
+    bench.request_at(&meter, 39_700 * MS, meter_reply);
     // The origin usually receives it half a second later, which is in the next cell.
     bench.engine.refund(bench.now(), 0, &meter, 2);
     let fields = |call: &Call| (call.updates[0].refund, call.updates[0].cell);

@@ -11,9 +11,8 @@ use crate::remote_clock::longest_us;
 /// many holders drops grants of dead nodes sooner; longer calls.
 pub const LAPSES_PER_CALL_MAX: usize = 8;
 
-/// How much longer than its holder an origin believes in a grant, µs, beside a sixteenth of its
-/// life for clocks that run at different rates. Higher: fewer grants written off under slow calls;
-/// longer until a dead node's are.
+/// Time after the end of a grant until it lapses, µs, besides a sixteenth of its life for clocks of
+/// different rates. Higher: fewer grants lapse under slow calls; those of a dead node lapse later.
 pub const LAPSE_MARGIN_US: u64 = 300_000;
 
 /// The longest life of a grant, µs.
@@ -25,14 +24,14 @@ pub const LIFE_US_MAX: u64 = 10_000_000;
 /// peers later, and may owe each other the drain of twice this time more.
 pub const CROSS_REGION_LIFE_US_MAX: u64 = 1_000_000;
 
-/// The longest that an origin believes in a grant, µs.
+/// The longest time until a grant lapses, µs.
 pub(super) const GRANT_US_MAX: u64 = longest_us(LIFE_US_MAX) + LAPSE_MARGIN_US;
 
 /// How long returned units are kept for a request that was too large, µs: long enough for the
 /// holders' next reports.
 pub const RECALL_US: u64 = 300_000;
 
-/// When a request that was too large had better come again, µs.
+/// Retry time of a request that was too large, µs.
 const RECALL_RETRY_US: u64 = 200_000;
 
 /// The grant of one node.
@@ -95,10 +94,10 @@ impl Division {
     /// The division for a node that wants `want` units. Neither its want nor its grant is among
     /// those of the meter.
     fn new(meter: &OriginMeter, want: u64) -> Self {
-        let holders = meter.holders.len() as u64 + 1;
+        let holders = meter.grants.nodes() as u64 + 1;
         let spares_one = holders * HOLDER_PARTS <= meter.capacity();
         Self {
-            share: if want == 0 { 0 } else { (want * SHARES).div_ceil(meter.wants + want) },
+            share: if want == 0 { 0 } else { (want * SHARES).div_ceil(meter.grants.wants + want) },
             drained_per_report: meter.drained_per_report(),
             holders,
             one_from: if spares_one { 1 } else { ONE_PARTS * holders },
@@ -142,7 +141,7 @@ impl OriginMeter {
         lapsed: bool,
     ) -> MeterReply {
         let refused = std::mem::take(&mut self.refused);
-        let held = self.holders.get(&moment.node).copied();
+        let held = self.grants.get(moment.node);
         // A record without units has no usage to report, so it is replaced.
         if let Some(node_grant) = held.filter(|held| held.amount > 0 && held.cell != self.grant_cell()) {
             return self.expired_reply(moment, node_grant);
@@ -186,7 +185,7 @@ impl OriginMeter {
             remaining: self.remaining(),
             wait_us: 0,
             cell: node_grant.cell,
-            holders: u32::try_from(self.holders.len()).unwrap_or(u32::MAX),
+            holders: u32::try_from(self.grants.nodes()).unwrap_or(u32::MAX),
             exhausted: false,
             lapsed: false,
             recall: false,
@@ -212,11 +211,11 @@ impl OriginMeter {
     /// drain or return anyway: a recall for each of them would leave no node with a grant.
     pub(super) fn keep_for(&mut self, moment: Moment, units: u64) -> Option<u64> {
         let others = self.recall.is_some_and(|wanted| wanted.node != moment.node);
-        let known = self.holders.len() - usize::from(self.holders.contains_key(&moment.node));
+        let known = self.grants.nodes() - usize::from(self.grants.get(moment.node).is_some());
         // A holder of a grant has one unit at least.
-        let holders = (known as u64).min(self.held + self.held_before);
+        let holders = (known as u64).min(self.held());
         let is_large = units * (holders + 1) > self.capacity();
-        let held = self.terms.drops(self.held + self.held_before);
+        let held = self.terms.drops(self.held());
         let helps = self.room(moment.node) + held >= self.terms.drops(units);
         if others || !is_large || !helps {
             return None;
@@ -227,11 +226,11 @@ impl OriginMeter {
 
     pub(super) fn lapse_others(&mut self, moment: Moment) {
         let over: Vec<NodeId> = self
-            .by_end
-            .iter()
+            .grants
+            .by_end()
             .take(LAPSES_PER_CALL_MAX)
             .take_while(|(until_us, _)| *until_us <= moment.now_us)
-            .map(|(_, node)| *node)
+            .map(|(_, node)| node)
             .filter(|node| *node != moment.node)
             .collect();
         for node in over {
@@ -244,21 +243,17 @@ impl OriginMeter {
     /// Grants that end later than any could, since the clock was set back, end as late as they may.
     pub(super) fn shorten_others(&mut self, moment: Moment) {
         let latest_us = moment.now_us + GRANT_US_MAX;
-        let ahead: Vec<(u64, NodeId)> = self
-            .by_end
-            .iter()
+        let ahead: Vec<NodeId> = self
+            .grants
+            .by_end()
             .rev()
             .take(LAPSES_PER_CALL_MAX)
             .take_while(|(until_us, _)| *until_us > latest_us)
-            .filter(|(_, node)| *node != moment.node)
-            .copied()
+            .map(|(_, node)| node)
+            .filter(|node| *node != moment.node)
             .collect();
-        for (until_us, node) in ahead {
-            self.by_end.remove(&(until_us, node));
-            self.by_end.insert((latest_us, node));
-            if let Some(node_grant) = self.holders.get_mut(&node) {
-                node_grant.until_us = latest_us;
-            }
+        for node in ahead {
+            self.grants.end_at(node, latest_us);
         }
     }
 
@@ -304,37 +299,14 @@ impl OriginMeter {
     }
 
     fn release(&mut self, node: NodeId) -> Option<NodeGrant> {
-        let node_grant = self.holders.remove(&node)?;
-        self.by_end.remove(&(node_grant.until_us, node));
-        self.wants -= node_grant.want;
-        let (own, other) = if node_grant.cell == self.grant_cell() {
-            (&mut self.held, &mut self.held_before)
-        } else {
-            (&mut self.held_before, &mut self.held)
-        };
-        // After a change of the limit a cell's number may mean another one: the sum is right all
-        // the same.
-        let rest = node_grant.amount.saturating_sub(*own);
-        *own -= node_grant.amount - rest;
-        *other = other.saturating_sub(rest);
-        Some(node_grant)
+        self.grants.release(node, self.grant_cell())
     }
 
     fn hold(&mut self, node: NodeId, node_grant: NodeGrant) {
-        if node_grant.amount == 0 && node_grant.want == 0 {
-            return;
-        }
-        self.wants += node_grant.want;
-        if node_grant.cell == self.grant_cell() {
-            self.held += node_grant.amount;
-        } else {
-            self.held_before += node_grant.amount;
-        }
-        self.holders.insert(node, node_grant);
-        self.by_end.insert((node_grant.until_us, node));
+        self.grants.hold(node, node_grant, self.grant_cell());
     }
 
-    /// The cell that grants are of: only windows have any.
+    /// Returns the cell of new grants; 0 under GCRA, which has no cells.
     fn grant_cell(&self) -> u64 {
         match self.terms.algorithm() {
             Algorithm::Gcra => 0,

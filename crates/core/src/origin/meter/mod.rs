@@ -5,6 +5,7 @@
 //! every step: see [`Terms`].
 
 mod grants;
+mod ledger;
 mod regions;
 mod room;
 
@@ -14,9 +15,8 @@ pub use grants::{
 pub(crate) use grants::{REPORT_US_MIN, REPORTS_PER_BURST};
 pub use room::NEVER_US;
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use self::grants::{GRANT_US_MAX, Recall};
+use self::ledger::GrantLedger;
 use super::call::{MeterUpdate, NodeId};
 use super::region_state::{Connectivity, RegionState};
 use super::tank::{CellStep, Tank};
@@ -39,18 +39,14 @@ const _: () = assert!(TOTAL_MAX + DEBT_MAX < 1 << 53, "a script's numbers are ex
 /// A meter as an origin holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginMeter {
-    /// The highest version of its limit that anyone brought.
+    /// The highest version of its limit that a node has sent.
     terms: Terms,
     /// Undrained usage at tick `at`. For a sliding window: usage in the cell `cell` and the one
     /// before.
     tank: Tank,
     at: u64,
     cell: u64,
-    /// Units granted to nodes: in the present cell, and in earlier ones.
-    held: u64,
-    held_before: u64,
-    /// Units that nodes want to hold.
-    wants: u64,
+    grants: GrantLedger,
     /// All that was ever charged, in units, and all that was given back.
     charged: u64,
     refunded: u64,
@@ -58,8 +54,6 @@ pub struct OriginMeter {
     seen_us: u64,
     /// The last loss of writes taken into account, by the time when it was noticed; 0 for none.
     loss_us: u64,
-    holders: BTreeMap<NodeId, NodeGrant>,
-    by_end: BTreeSet<(u64, NodeId)>,
     recall: Option<Recall>,
     /// Whether the call under way refused a request that could pass later.
     refused: bool,
@@ -93,15 +87,11 @@ impl OriginMeter {
             tank: Tank::default(),
             at,
             cell: at / terms.period(),
-            held: 0,
-            held_before: 0,
-            wants: 0,
+            grants: GrantLedger::default(),
             charged: 0,
             refunded: 0,
             seen_us: 0,
             loss_us: 0,
-            holders: BTreeMap::new(),
-            by_end: BTreeSet::new(),
             recall: None,
             refused: false,
             region_state: terms.cross_region().map(|_| Box::new(RegionState::new(now_us))),
@@ -120,12 +110,12 @@ impl OriginMeter {
 
     /// Returns the units granted to nodes.
     pub fn held(&self) -> u64 {
-        self.held + self.held_before
+        self.grants.units()
     }
 
     /// Returns the nodes that have or want a grant.
     pub fn holders(&self) -> impl Iterator<Item = (NodeId, NodeGrant)> + '_ {
-        self.holders.iter().map(|(node, node_grant)| (*node, *node_grant))
+        self.grants.iter()
     }
 
     /// Returns the usage that has not drained, in drops.
@@ -143,9 +133,9 @@ impl OriginMeter {
     /// refunded; the last loss taken into account.
     pub fn numbers(&self) -> [u64; 11] {
         let Tank { level, current, previous } = self.tank;
-        let [at, cell, held, held_before] = [self.at, self.cell, self.held, self.held_before];
-        let [wants, charged, refunded] = [self.wants, self.charged, self.refunded];
-        [level, at, cell, current, previous, held, held_before, wants, charged, refunded, self.loss_us]
+        let GrantLedger { present, earlier, wants, .. } = self.grants;
+        let Self { at, cell, charged, refunded, loss_us, .. } = *self;
+        [level, at, cell, current, previous, present, earlier, wants, charged, refunded, loss_us]
     }
 
     /// Whether the meter has expired.
@@ -231,7 +221,7 @@ impl OriginMeter {
         self.cell = self.at / self.terms.period();
         self.tank = Tank::default();
         self.tank.charge(&self.terms, units, 0);
-        (self.held, self.held_before) = (0, self.held + self.held_before);
+        self.grants.turn();
     }
 
     /// When it was last brought up to the present, by the origin's clock.
@@ -279,7 +269,7 @@ impl OriginMeter {
             region_state.own.turn(turn);
             region_state.isolated.turn(turn);
         }
-        (self.held, self.held_before) = (0, self.held + self.held_before);
+        self.grants.turn();
         self.cell = cell;
     }
 

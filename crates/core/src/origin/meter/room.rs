@@ -83,9 +83,9 @@ impl OriginMeter {
         if self.terms.tolerance() == 0 || self.is_isolated() {
             return self.room(node);
         }
-        let own = self.holders.get(&node).map_or(0, |node_grant| node_grant.amount);
+        let own = self.grants.get(node).map_or(0, |node_grant| node_grant.amount);
         let (taken, full) = (self.taken(node), self.full());
-        let others = self.terms.drops(self.held.saturating_sub(own));
+        let others = self.terms.drops(self.grants.present.saturating_sub(own));
         let tolerated = full + self.terms.drops(self.terms.tolerance());
         tolerated.saturating_sub(taken).min((full + others).saturating_sub(taken))
     }
@@ -109,16 +109,16 @@ impl OriginMeter {
     fn standing(&self, node: NodeId) -> u64 {
         let wanted = self.recall.filter(|wanted| wanted.node != node).map_or(0, |wanted| wanted.units);
         let charged = match self.terms.algorithm() {
-            Algorithm::Gcra => self.held_before,
+            Algorithm::Gcra => self.grants.earlier,
             Algorithm::SlidingWindow => self.used().current,
         };
-        self.terms.drops(self.held) + self.terms.drops(charged) + self.terms.drops(wanted)
+        self.terms.drops(self.grants.present) + self.terms.drops(charged) + self.terms.drops(wanted)
     }
 
     /// Returns the units charged in the previous cell or granted in earlier ones. Their weight
     /// fades during the present cell.
     fn fading(&self) -> u64 {
-        (self.used().previous + self.held_before).min(self.terms.units_max())
+        (self.used().previous + self.grants.earlier).min(self.terms.units_max())
     }
 
     pub(super) fn charged_drops(&self) -> u64 {

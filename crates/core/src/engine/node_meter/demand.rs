@@ -1,5 +1,7 @@
 //! The demand for a meter on a node, and the grant that it requires.
 
+use crate::UsageReport;
+
 /// Units per second are counted in thousandths.
 const MILLI: u64 = 1_000;
 
@@ -11,25 +13,49 @@ const WEIGHT: u64 = 400;
 /// Flush intervals that a grant should last while other nodes may need the rest.
 const INTERVALS: u64 = 3;
 
-/// A measured rate.
+/// The measured rate of a meter's usage, and the requests since the last measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
     milli_per_s: u64,
+    /// Units of requests to the origin since the last call, whether they still wait or not.
+    requested: u64,
 }
 
 impl Demand {
-    /// Adds a measurement: requests asked for `seen` units within `elapsed_us`. Requests that the
-    /// node denies are not seen, so the rate does not fall while it denies.
-    pub(super) fn measure(&mut self, seen: u64, elapsed_us: u64, turned_away: bool) {
+    pub(super) fn note_request(&mut self, cost: u64) {
+        self.requested = self.requested.saturating_add(cost.max(1));
+    }
+
+    pub(super) fn note_answered(&mut self, cost: u64) {
+        self.requested = self.requested.saturating_sub(cost.max(1));
+    }
+
+    pub(super) fn has_requests(&self) -> bool {
+        self.requested > 0
+    }
+
+    /// Measures the interval that a call ends: the usage that it reports, and its requests.
+    pub(super) fn end_interval(&mut self, report: UsageReport, elapsed_us: u64, has_spare: bool) {
+        let requested = std::mem::take(&mut self.requested);
+        let seen = report.used.saturating_add(requested);
+        self.measure(seen, elapsed_us, report.missed);
+        if requested > 0 && has_spare {
+            self.catch_up(seen, elapsed_us);
+        }
+    }
+
+    /// Adds a measurement: requests needed `seen` units within `elapsed_us`. Requests that the node
+    /// denies are not seen, so the rate does not fall while it denies.
+    fn measure(&mut self, seen: u64, elapsed_us: u64, has_denials: bool) {
         let rate = seen.saturating_mul(MILLI * US_PER_SECOND) / elapsed_us.max(1);
         let mixed = (self.milli_per_s.saturating_mul(MILLI - WEIGHT) + rate.saturating_mul(WEIGHT)) / MILLI;
-        self.milli_per_s = if turned_away { mixed.max(self.milli_per_s) } else { mixed };
+        self.milli_per_s = if has_denials { mixed.max(self.milli_per_s) } else { mixed };
     }
 
     /// Raises the rate at once for a key with plenty of room, when a request had to ask the origin
     /// although the node had a grant. That grant was far too small, and an average would adapt too
     /// slowly.
-    pub(super) fn catch_up(&mut self, seen: u64, elapsed_us: u64) {
+    fn catch_up(&mut self, seen: u64, elapsed_us: u64) {
         self.milli_per_s =
             self.milli_per_s.max(seen.saturating_mul(MILLI * US_PER_SECOND) / elapsed_us.max(1));
     }
@@ -48,13 +74,13 @@ impl Demand {
         most.min(spare).max(least)
     }
 
-    /// Returns the time in which requests ask for `units`, µs.
+    /// Returns the time in which requests need `units`, µs.
     pub(super) fn time_for_us(self, units: u64) -> u64 {
         let milli_us = units.saturating_mul(MILLI * US_PER_SECOND);
         milli_us.checked_div(self.milli_per_s).unwrap_or(u64::MAX)
     }
 
-    /// Returns the units that requests ask for in this time, rounded up.
+    /// Returns the units that requests need in this time, rounded up.
     pub(super) fn within(self, us: u64) -> u64 {
         self.milli_per_s.saturating_mul(us).div_ceil(MILLI * US_PER_SECOND)
     }
@@ -75,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_idle_is_as_busy_as_it_is_as_soon_as_that_is_seen() {
+    fn demand_of_an_idle_key_is_raised_at_once() {
         let mut demand = Demand::default();
         demand.measure(1, 10 * US_PER_SECOND, false);
         demand.catch_up(10, 100_000);
