@@ -59,9 +59,22 @@ const ROOMS: &[Room] = &[
     },
     Room {
         name: "tidegate-cli",
-        may_use: &["tidegate-server", "tidegate-sim", "tidegate", "tidegate-rules", "tidegate-testkit"],
+        may_use: &[
+            "tidegate-server",
+            "tidegate-sim",
+            "tidegate",
+            "tidegate-load",
+            "tidegate-rules",
+            "tidegate-testkit",
+        ],
         contains: "the `tidegate` command",
         never: "opens a database itself",
+    },
+    Room {
+        name: "tidegate-load",
+        may_use: &[],
+        contains: "load generator: clients over HTTP and RESP, in a closed or an open loop",
+        never: "knows a limit of its own; decides whether a result is good",
     },
     Room {
         name: "tidegate-sim",
@@ -77,7 +90,14 @@ const ROOMS: &[Room] = &[
     },
     Room {
         name: "tidegate-bench",
-        may_use: &["tidegate", "tidegate-oracle", "tidegate-record", "tidegate-rules", "tidegate-testkit"],
+        may_use: &[
+            "tidegate",
+            "tidegate-load",
+            "tidegate-oracle",
+            "tidegate-record",
+            "tidegate-rules",
+            "tidegate-testkit",
+        ],
         contains: "benchmarks against other limiters",
         never: "is a dependency of the product",
     },

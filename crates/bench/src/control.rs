@@ -1,12 +1,12 @@
 //! `control`: the time from a change at one server until all servers of a rule store decide by it.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
+use tidegate_load::{HttpConnection, check_body};
 use tidegate_rules::change::{ChangeNeeds, Operation, Proposal};
 use tidegate_rules::rows::RowKind;
 use tidegate_rules::store::{Attribution, Store};
@@ -21,6 +21,9 @@ const EMERGENCY_BAR: Duration = Duration::from_secs(1);
 
 /// Timeout of a change. A change that is not in force everywhere by then never will be.
 const TIME_MAX: Duration = Duration::from_mins(1);
+
+/// Timeout of a reply. A change of one row of a million compiles all of them twice.
+const REPLY_TIME_MAX: Duration = Duration::from_mins(10);
 
 /// Rules that one change of the beginning puts.
 const RULES_AT_ONCE: usize = 5_000;
@@ -203,27 +206,22 @@ fn until_all_hold(addresses: &[SocketAddr], version: &str, started: Instant) -> 
 
 /// One decision under the rule that changes.
 fn decide(address: SocketAddr) -> Result<String> {
-    ask(address, "/v1/check", r#"{"dimensions":{"user":"a","path":"/v1/service-0"}}"#)
+    Ok(ask(address, "/v1/check", &check_body(&[("user", "a"), ("path", "/v1/service-0")], 1))?.1)
 }
 
 /// Posts to an admin listener, which must accept the request.
 pub(crate) fn post(address: SocketAddr, path: &str, body: &str) -> Result<()> {
-    let answer = ask(address, path, body)?;
-    ensure!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+    let (status, answer) = ask(address, path, body)?;
+    ensure!(status == 200, "{path}: {status}: {answer}");
     ensure!(answer.contains(r#""not_in_force":null"#), "{path}: {answer}");
     Ok(())
 }
 
-fn ask(address: SocketAddr, path: &str, body: &str) -> Result<String> {
-    let mut stream = TcpStream::connect(address)?;
-    write!(
-        stream,
-        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
+/// Posts over a connection of its own. Returns the status and the body of the reply.
+fn ask(address: SocketAddr, path: &str, body: &str) -> Result<(u16, String)> {
+    let mut connection = HttpConnection::open(address, REPLY_TIME_MAX)?;
+    let reply = connection.post(path, body)?;
+    Ok((reply.status, String::from_utf8_lossy(reply.body).into_owned()))
 }
 
 fn spread(mut all: Vec<Duration>) -> Spread {

@@ -3,15 +3,12 @@
 use std::fs;
 use std::num::NonZeroUsize;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
 
-#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time, and takes it from here")]
-pub(crate) fn now() -> Instant {
-    Instant::now()
-}
+pub(crate) use tidegate_load::now;
 
 /// CPU time that the calling thread has used so far.
 pub(crate) fn thread_cpu() -> Duration {
@@ -23,12 +20,6 @@ pub(crate) fn thread_cpu() -> Duration {
 pub(crate) fn process_cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Sleeps until `then`; returns at once if that has passed.
-#[expect(clippy::disallowed_methods, reason = "keeps the pace of a load, and waits for no condition")]
-pub(crate) fn sleep_until(then: Instant) {
-    thread::sleep(then.saturating_duration_since(now()));
 }
 
 /// Resident memory of this process.

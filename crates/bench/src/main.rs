@@ -19,7 +19,6 @@ mod pieces;
 mod record;
 mod region;
 mod regions;
-mod resp;
 mod rules;
 mod scrape;
 mod servers;

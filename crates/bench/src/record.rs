@@ -9,6 +9,7 @@ use rand::rngs::Xoshiro256PlusPlus as Random;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
 use tidegate::{Clock, Gate, Limit, Limiter, Secret, SystemClock};
+use tidegate_load::wait_until;
 use tidegate_record::{DecisionEntry, LimitTerms, Log, LogSettings, RecordKind, RecordVerdict, Recorder};
 
 use crate::machine;
@@ -429,7 +430,7 @@ impl Load {
                 let counted = (TURN_BEATS - SETTLING_BEATS) * each;
                 turns[usize::from(is_logged)].push(turn.as_nanos() as f64 / counted as f64);
             }
-            machine::sleep_until(started + Duration::from_micros((beat + 1) * 1_000_000 / BEATS_PER_SECOND));
+            wait_until(started + Duration::from_micros((beat + 1) * 1_000_000 / BEATS_PER_SECOND));
         }
         let wall = machine::now().saturating_duration_since(started);
         RunCost { decisions, cpu: Duration::ZERO, behind: Duration::ZERO, wall, logged: offered, turns }

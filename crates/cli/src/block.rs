@@ -1,14 +1,12 @@
 //! `tidegate block` and `tidegate unblock`: emergencies that deny every request.
 
-use std::process::ExitCode;
-
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::client::{self, Client, segment};
+use crate::emergency::tell;
 use crate::naming::name_of;
-use crate::out::shown;
-use crate::rules::change::{ask, print_not_in_force, reason_arg, yes_arg};
+use crate::rules::change::{ask, reason_arg, yes_arg};
 use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
@@ -104,14 +102,4 @@ pub(crate) fn run_unblock(matches: &ArgMatches) -> CommandResult {
         return Err(Failure::failed(format!("not blocked: {}", place.words())));
     }
     tell(matches, &answer.decided(&[200])?.body, |_| format!("no longer blocked: {}", place.words()))
-}
-
-fn tell(matches: &ArgMatches, body: &Value, words: impl FnOnce(&Value) -> String) -> CommandResult {
-    if matches.get_flag("json") {
-        say!("{body}")?;
-    } else {
-        say!("{}", shown(words(body)))?;
-    }
-    print_not_in_force(body);
-    Ok(ExitCode::SUCCESS)
 }

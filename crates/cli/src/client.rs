@@ -62,6 +62,11 @@ pub(crate) fn json_arg() -> Arg {
     Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON instead of text")
 }
 
+/// A flag with a value.
+pub(crate) fn text_arg(id: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(id).long(id).value_name(value).help(help)
+}
+
 fn file_arg(id: &'static str, help: &'static str) -> Arg {
     Arg::new(id).long(id.replace('_', "-")).value_name("FILE").help(help)
 }

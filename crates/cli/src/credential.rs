@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tidegate_server::auth::Role;
 use tidegate_server::timestamp;
 
-use crate::client::{self, Client, segment};
+use crate::client::{self, Client, segment, text_arg};
 use crate::rules::change::print_not_in_force;
 use crate::rules::unexpected;
 use crate::table::{self, cell_text};
@@ -36,20 +36,17 @@ pub(crate) fn command() -> Command {
 }
 
 fn new_command() -> Command {
-    let text = |id: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(id).long(id).value_name(value).help(help)
-    };
     Command::new("new")
         .about("Create a token and print it once; the store keeps its hash")
-        .arg(text("name", "NAME", "Name of the holder, for the audit").required(true))
+        .arg(text_arg("name", "NAME", "Name of the holder, for the audit").required(true))
         .arg(
-            text("role", "ROLE", "Role; each role includes the ones before it")
+            text_arg("role", "ROLE", "Role; each role includes the ones before it")
                 .required(true)
                 .value_parser(PossibleValuesParser::new(Role::ALL.map(Role::as_str))),
         )
-        .arg(text("tenant", "NAME", "Tenant of the token [default: none]"))
+        .arg(text_arg("tenant", "NAME", "Tenant of the token [default: none]"))
         .arg(
-            text(
+            text_arg(
                 "expires",
                 "TIME",
                 "End: RFC 3339, a duration (90d), or Unix seconds or ms [default: never]",

@@ -7,12 +7,12 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use comfy_table::Table;
 use serde_json::{Map, Value, json};
 
-use crate::client::{self, Client, segment};
+use crate::CommandResult;
+use crate::client::{self, Client, segment, text_arg};
 use crate::out::shown;
 use crate::rules::change::{ask, print_not_in_force, reason_arg, yes_arg};
 use crate::rules::{limit_text, unexpected};
 use crate::table::{self, cell_text};
-use crate::{CommandResult, Failure};
 
 pub(crate) fn command() -> Command {
     let id = || Arg::new("id").value_name("ID").required(true).help("Id of the emergency; see `list`");
@@ -56,14 +56,11 @@ fn for_arg() -> Arg {
 }
 
 fn declaration(name: &'static str, about: &'static str) -> Command {
-    let text = |id: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(id).long(id).value_name(value).help(help)
-    };
     Command::new(name)
         .about(about)
-        .arg(text("rule", "RULE", "Rule that it applies to [default: all rules]"))
+        .arg(text_arg("rule", "RULE", "Rule that it applies to [default: all rules]"))
         .arg(
-            text(
+            text_arg(
                 "key",
                 "KEY",
                 "Value or pattern with `*`; repeat it for each part of the rule's key, in order",
@@ -71,8 +68,8 @@ fn declaration(name: &'static str, about: &'static str) -> Command {
             .requires("rule")
             .action(ArgAction::Append),
         )
-        .arg(text("tenant", "NAME", "Tenant that it applies to [default: all tenants]"))
-        .arg(text("id", "ID", "Id; an existing emergency with this id is replaced [default: random]"))
+        .arg(text_arg("tenant", "NAME", "Tenant that it applies to [default: all tenants]"))
+        .arg(text_arg("id", "ID", "Id; an existing emergency with this id is replaced [default: random]"))
         .arg(for_arg())
         .args([reason_arg(), yes_arg()])
         .args(client::args())
@@ -167,11 +164,12 @@ fn end(matches: &ArgMatches) -> CommandResult {
     tell(matches, &answer.body, |_| "ended".to_owned())
 }
 
-fn tell(
+/// Prints the reply to a change of emergencies, as JSON or in words.
+pub(crate) fn tell(
     matches: &ArgMatches,
     body: &Value,
     words: impl FnOnce(&Value) -> String,
-) -> Result<ExitCode, Failure> {
+) -> CommandResult {
     if matches.get_flag("json") {
         say!("{body}")?;
     } else {

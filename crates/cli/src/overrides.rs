@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 
-use crate::client;
+use crate::client::{self, text_arg};
 use crate::naming::name_of;
 use crate::rules::change::{confirmed_args, make};
 use crate::rules::show::list_of;
@@ -28,14 +28,11 @@ pub(crate) fn command() -> Command {
 }
 
 fn set_command() -> Command {
-    let text = |id: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(id).long(id).value_name(value).help(help)
-    };
     Command::new("set")
         .about("Set another limit for some keys of a rule")
-        .arg(text("rule", "RULE", "Rule to override").required(true))
+        .arg(text_arg("rule", "RULE", "Rule to override").required(true))
         .arg(
-            text(
+            text_arg(
                 "key",
                 "KEY",
                 "Value or pattern with `*`; repeat it for each part of the rule's key, in order",
@@ -43,16 +40,20 @@ fn set_command() -> Command {
             .required(true)
             .action(ArgAction::Append),
         )
-        .arg(text("limit", "N", "Units per period; 0 blocks").required(true).value_parser(value_parser!(u64)))
-        .arg(text("period", "PERIOD", "Period of the limit, such as 1m [default: the rule's]"))
-        .arg(text("burst", "N", "Units that may pass at once").value_parser(value_parser!(u64)))
         .arg(
-            text("mode", "MODE", "enforce, or shadow: count and deny nothing [default: the rule's]")
+            text_arg("limit", "N", "Units per period; 0 blocks")
+                .required(true)
+                .value_parser(value_parser!(u64)),
+        )
+        .arg(text_arg("period", "PERIOD", "Period of the limit, such as 1m [default: the rule's]"))
+        .arg(text_arg("burst", "N", "Units that may pass at once").value_parser(value_parser!(u64)))
+        .arg(
+            text_arg("mode", "MODE", "enforce, or shadow: count and deny nothing [default: the rule's]")
                 .value_parser(["enforce", "shadow"]),
         )
-        .arg(text("tenant", "NAME", "Tenant that it applies to [default: all tenants]"))
+        .arg(text_arg("tenant", "NAME", "Tenant that it applies to [default: all tenants]"))
         .arg(
-            text(
+            text_arg(
                 "priority",
                 "N",
                 "Of several patterns that match, the highest priority applies [default: 0]",
@@ -61,14 +62,14 @@ fn set_command() -> Command {
             .value_parser(value_parser!(i64)),
         )
         .arg(
-            text(
+            text_arg(
                 "expires",
                 "TIME",
                 "End: RFC 3339, a duration (90d), or Unix seconds or ms [default: never]",
             )
             .value_parser(expiry::parse),
         )
-        .arg(text("name", "NAME", "Name of the override [default: the rule and the key]"))
+        .arg(text_arg("name", "NAME", "Name of the override [default: the rule and the key]"))
         .args(confirmed_args())
         .args(client::args())
 }

@@ -4,12 +4,12 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::time::Duration;
 
 use support::raw::{request, send};
 use support::serve;
-use tidegate_testkit::Server;
+use tidegate_load::{RespConnection, throttle};
+use tidegate_testkit::{START_TIME_MAX, Server};
 
 /// Identifiers in one write: enough to make syscalls cheap, few enough for the server to take at once.
 const PER_WRITE: usize = 100;
@@ -28,27 +28,12 @@ fn a_million_identifiers_leave_few_series() {
 }
 
 fn throttle_a_million(server: &Server) {
-    let mut stream = TcpStream::connect(server.address("resp")).unwrap();
-    let mut answers = BufReader::new(stream.try_clone().unwrap());
-    let mut line = String::new();
+    let mut connection = RespConnection::open(server.address("resp"), START_TIME_MAX).unwrap();
+    let command = |id| throttle(&format!("user-{id}"), 30, Duration::from_mins(1));
     for first in (0..IDENTIFIERS).step_by(PER_WRITE) {
-        let mut commands = String::new();
-        for id in first..first + PER_WRITE {
-            commands.push_str(&command(&format!("user-{id}")));
-        }
-        stream.write_all(commands.as_bytes()).unwrap();
-        // Five integers and their count for each.
-        for at in 0..PER_WRITE * 6 {
-            line.clear();
-            answers.read_line(&mut line).unwrap();
-            assert_eq!(line == "*5\r\n", at % 6 == 0, "{line:?}");
-        }
+        connection.send(&(first..first + PER_WRITE).map(command).collect::<String>()).unwrap();
+        (0..PER_WRITE).for_each(|_| assert!(connection.read().unwrap().is_ok()));
     }
-}
-
-fn command(id: &str) -> String {
-    let length = id.len();
-    format!("*5\r\n$11\r\nCL.THROTTLE\r\n${length}\r\n{id}\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n")
 }
 
 fn series(server: &Server) -> usize {

@@ -107,18 +107,7 @@ async fn use_all(origin: &dyn Origin) {
     }
     for (partition, keys) in (0..).zip(by_partition) {
         for (number, some) in (1..).zip(keys.chunks(UPDATES)) {
-            let update = |key: &Vec<u8>| MeterUpdate {
-                key: key.as_slice().into(),
-                terms: terms(),
-                used: 0,
-                owed: 0,
-                refund: 0,
-                refund_of_us: 0,
-                keep: 0,
-                want: 0,
-                life_us: 0,
-                cell: 0,
-            };
+            let update = |key: &Vec<u8>| MeterUpdate::new(key.as_slice(), terms());
             let checks = (0..some.len())
                 .map(|meter| CheckGroup {
                     charges: vec![Charge { meter: meter.try_into().unwrap(), cost: 10 }],

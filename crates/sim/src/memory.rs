@@ -118,18 +118,7 @@ pub(crate) mod tests {
         terms: Terms,
         (count, want): (u32, u64),
     ) -> CallReply {
-        let update = MeterUpdate {
-            key: name(0).into(),
-            terms,
-            used: 0,
-            owed: 0,
-            refund: 0,
-            refund_of_us: 0,
-            keep: 0,
-            want,
-            life_us: SECOND_US,
-            cell: 0,
-        };
+        let update = MeterUpdate { want, life_us: SECOND_US, ..MeterUpdate::new(name(0), terms) };
         let checks = vec![CheckGroup { charges: vec![Charge { meter: 0, cost: 1 }], count }];
         let node = NodeId(now_us);
         let call = Call {

@@ -12,6 +12,7 @@
 )]
 
 mod bucket;
+mod fleet;
 mod listener;
 mod postgres;
 mod process;
@@ -22,6 +23,7 @@ mod server;
 mod wait;
 
 pub use bucket::ObjectStore;
+pub use fleet::Fleet;
 pub use listener::{HttpListener, ReceivedRequest, Reply};
 pub use postgres::Postgres;
 pub use process::{Process, Signal};

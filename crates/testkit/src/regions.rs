@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use crate::fleet::Fleet;
 use crate::proxy::{Proxy, Traffic};
 use crate::redis::Redis;
 use crate::server::Server;
@@ -32,6 +33,8 @@ pub struct Regions {
     links: Vec<Link>,
     /// From each server to the Redis of its region, where it does not go there straight.
     stores: Vec<((usize, usize), Proxy)>,
+    /// Starts the servers of all regions, and has none itself.
+    fleet: Fleet,
 }
 
 /// The way from one server to one of another region, each by region and place.
@@ -43,36 +46,35 @@ struct Link {
 }
 
 impl Regions {
-    /// Starts this many servers in each region, with `traffic` on the links between regions.
-    /// `start` starts a server with the given arguments, which set its region and its peers, and
-    /// may add others.
-    pub fn start(servers: usize, traffic: Traffic, start: impl Fn(&[&str]) -> Server) -> Self {
-        let mut all = Self::empty();
-        all.populate(servers, traffic, start);
+    /// Starts this many servers of `fleet` in each region, with `traffic` on the links between
+    /// regions.
+    pub fn start(fleet: Fleet, servers: usize, traffic: Traffic) -> Self {
+        let mut all = Self::empty(fleet);
+        all.populate(servers, traffic);
         all
     }
 
     /// The same with `Traffic::Pass` between regions, and with a proxy between each server and its
     /// Redis too.
-    pub fn start_on_wires(servers: usize, start: impl Fn(&[&str]) -> Server) -> Self {
-        let mut all = Self::empty();
+    pub fn start_on_wires(fleet: Fleet, servers: usize) -> Self {
+        let mut all = Self::empty(fleet);
         for place in places(servers) {
             all.stores.push((place, Proxy::start(all.regions[place.0].redis.address())));
         }
-        all.populate(servers, Traffic::Pass, start);
+        all.populate(servers, Traffic::Pass);
         all
     }
 
-    fn empty() -> Self {
+    fn empty(fleet: Fleet) -> Self {
         let region = |name| Region { name, redis: Redis::start(&[]), servers: Vec::new() };
-        Self { regions: REGIONS.map(region).into(), links: Vec::new(), stores: Vec::new() }
+        Self { regions: REGIONS.map(region).into(), links: Vec::new(), stores: Vec::new(), fleet }
     }
 
-    fn populate(&mut self, servers: usize, traffic: Traffic, start: impl Fn(&[&str]) -> Server) {
+    fn populate(&mut self, servers: usize, traffic: Traffic) {
         places(servers).for_each(|place| self.link(place, servers));
         self.set(|_, _| true, traffic);
         for place in places(servers) {
-            let started = self.start_server(place, &start);
+            let started = self.start_server(place);
             self.regions[place.0].servers.push(started);
         }
     }
@@ -86,7 +88,7 @@ impl Regions {
         }
     }
 
-    fn start_server(&self, place: (usize, usize), start: impl Fn(&[&str]) -> Server) -> Server {
+    fn start_server(&self, place: (usize, usize)) -> Server {
         let region = &self.regions[place.0];
         let store = self.stores.iter().find(|(of, _)| *of == place);
         let origin = store.map_or_else(|| region.redis.url(), |(_, proxy)| proxy.url());
@@ -98,7 +100,7 @@ impl Regions {
         for peer in &peers {
             arguments.extend(["--peer", peer]);
         }
-        let started = start(&arguments);
+        let started = self.fleet.start(&arguments);
         for link in self.links.iter().filter(|link| link.to == place) {
             link.proxy.lead_to(started.address("peer"));
         }
@@ -106,8 +108,8 @@ impl Regions {
     }
 
     /// Starts a new server in the place of a stopped one.
-    pub fn replace(&mut self, place: (usize, usize), start: impl Fn(&[&str]) -> Server) {
-        self.regions[place.0].servers[place.1] = self.start_server(place, start);
+    pub fn replace(&mut self, place: (usize, usize)) {
+        self.regions[place.0].servers[place.1] = self.start_server(place);
     }
 
     /// Returns the proxy between a server and its Redis.

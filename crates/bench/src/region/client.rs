@@ -1,26 +1,21 @@
-//! A minimal client of `POST /v1/check` over one connection. It keeps the times between which each
-//! answer was decided.
+//! A client of `POST /v1/check` that keeps the times between which each answer was decided.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
-use serde::Deserialize;
+use tidegate_load::{CheckReply, HttpConnection, HttpReply, check_body};
 
 use crate::machine;
 
 /// Timeout of an answer.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
 const DECIDED: u16 = 200;
 
 /// The status of a server that had no time to decide, for rules that refuse then.
 const TOO_BUSY: u16 = 503;
-
-/// Most bytes of an answer's head.
-const HEAD_BYTES_MAX: usize = 16_384;
 
 /// One clock for all threads: the wall clock at the start, plus the time since then. Redis uses the
 /// wall clock of the same machine.
@@ -39,7 +34,12 @@ impl Timeline {
 
     /// The microsecond that has begun.
     pub(crate) fn now_us(self) -> u64 {
-        self.started_wall_us + (machine::now() - self.started).as_micros() as u64
+        self.us(machine::now())
+    }
+
+    /// The microsecond of an instant.
+    fn us(self, at: Instant) -> u64 {
+        self.started_wall_us + (at - self.started).as_micros() as u64
     }
 }
 
@@ -86,134 +86,41 @@ impl Answer {
     }
 }
 
-#[derive(Deserialize)]
-struct DecisionBody<'a> {
-    decision: &'a str,
-    source: &'a str,
-}
-
-/// The status of a reply, and where its body lies.
-#[derive(Debug, PartialEq, Eq)]
-struct Head {
-    status: u16,
-    body: std::ops::Range<usize>,
-}
-
-/// A complete reply, and the instants between which the server decided it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reply<'a> {
-    pub(crate) status: u16,
-    pub(crate) body: &'a [u8],
-    pub(crate) sent_us: u64,
-    pub(crate) answered_us: u64,
-}
-
-impl<'a> Reply<'a> {
-    /// The body of a reply with status 200, as JSON.
-    pub(crate) fn json<T: Deserialize<'a>>(self) -> Result<T> {
-        let text = || self.body.escape_ascii().to_string();
-        ensure!(self.status == DECIDED, "the status is {}: {}", self.status, text());
-        serde_json::from_slice(self.body).with_context(|| format!("the answer is not a decision: {}", text()))
-    }
-}
-
-/// A connection that stays open.
+/// A connection to `POST /v1/check` that stays open.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    http: HttpConnection,
     timeline: Timeline,
-    bytes: Vec<u8>,
 }
 
 impl Connection {
     pub(crate) fn open(address: SocketAddr, timeline: Timeline) -> Result<Self> {
-        let stream = TcpStream::connect(address).with_context(|| address.to_string())?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
-        Ok(Self { stream, timeline, bytes: Vec::new() })
+        let http = HttpConnection::open(address, ANSWER_TIME_MAX).with_context(|| address.to_string())?;
+        Ok(Self { http, timeline })
     }
 
     /// Checks a key under a rule. A reply with status 5xx counts as refused; the caller judges it.
     pub(crate) fn check(&mut self, rule: &str, key: &str, cost: u64) -> Result<Answer> {
-        let body = format!(r#"{{"dimensions":{{"rule":"{rule}","key":"{key}"}},"cost":{cost}}}"#);
-        let reply = self.post("/v1/check", &body)?;
-        let Reply { status, sent_us, answered_us, .. } = reply;
+        let body = check_body(&[("rule", rule), ("key", key)], cost);
+        let HttpReply { status, body, sent, answered } = self.http.post("/v1/check", &body)?;
+        // An answer within the same microsecond counts as decided at its end.
+        let (sent_us, answered_us) = (self.timeline.us(sent), self.timeline.us(answered) + 1);
         let refused =
             Answer { allowed: false, source_kind: SourceKind::Nothing, status, sent_us, answered_us };
         if refused.is_of_trouble() {
             return Ok(refused);
         }
-        let decided: DecisionBody<'_> = reply.json()?;
-        let allowed = match decided.decision {
-            "allow" => true,
-            "deny" => false,
-            other => bail!("the decision is {other:?}"),
-        };
-        Ok(Answer { allowed, source_kind: SourceKind::of(decided.source), ..refused })
+        let text = || body.escape_ascii().to_string();
+        ensure!(status == DECIDED, "the status is {status}: {}", text());
+        let reply: CheckReply<'_> = serde_json::from_slice(body)
+            .with_context(|| format!("the answer is not a decision: {}", text()))?;
+        let allowed = reply.is_allowed().with_context(|| format!("the decision is {:?}", reply.decision))?;
+        Ok(Answer { allowed, source_kind: SourceKind::of(reply.source), ..refused })
     }
-
-    /// Sends a JSON body to a path, and waits for the reply.
-    pub(crate) fn post(&mut self, path: &str, body: &str) -> Result<Reply<'_>> {
-        let length = body.len();
-        let request = format!(
-            "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
-             Content-Length: {length}\r\n\r\n{body}"
-        );
-        let sent_us = self.timeline.now_us();
-        self.stream.write_all(request.as_bytes())?;
-        let Head { status, body } = self.read_answer()?;
-        // An answer within the same microsecond counts as decided at its end.
-        let answered_us = self.timeline.now_us() + 1;
-        Ok(Reply { status, body: &self.bytes[body], sent_us, answered_us })
-    }
-
-    /// Reads one complete answer.
-    fn read_answer(&mut self) -> Result<Head> {
-        self.bytes.clear();
-        loop {
-            if let Some(head) = head(&self.bytes)?
-                && self.bytes.len() >= head.body.end
-            {
-                return Ok(head);
-            }
-            let mut part = [0; 4_096];
-            let count = self.stream.read(&mut part).context("an answer")?;
-            ensure!(count > 0, "the server closed the connection");
-            self.bytes.extend_from_slice(&part[..count]);
-        }
-    }
-}
-
-/// The head of a reply, once all of it is there.
-fn head(bytes: &[u8]) -> Result<Option<Head>> {
-    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
-        ensure!(bytes.len() <= HEAD_BYTES_MAX, "an answer without an end to its head");
-        return Ok(None);
-    };
-    let text = std::str::from_utf8(&bytes[..end])?;
-    let status = text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
-    let status = status.with_context(|| format!("the answer is {}", bytes.escape_ascii()))?;
-    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
-    let length = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
-    let length: usize = length.context("an answer without a length")?.1.trim().parse()?;
-    Ok(Some(Head { status, body: end + 4..end + 4 + length }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_answer_is_known_once_its_head_is_there() {
-        let answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
-        let found = head(answer).unwrap().unwrap();
-        assert_eq!((found.status, &answer[found.body]), (200, &b"{}"[..]));
-        assert_eq!(head(&answer[..40]).unwrap(), None);
-        let busy = head(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n").unwrap().unwrap();
-        assert_eq!((busy.status, busy.body.is_empty()), (TOO_BUSY, true));
-        assert!(head(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
-        assert!(head(b"SMTP\r\ncontent-length: 0\r\n\r\n").is_err());
-        assert!(head(&vec![b'x'; HEAD_BYTES_MAX + 1]).is_err());
-    }
 
     #[test]
     fn a_busy_server_is_in_trouble_and_in_order_and_a_broken_one_is_not() {

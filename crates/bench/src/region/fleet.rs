@@ -5,8 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
-use tidegate_testkit::{Redis, Server, ask, tidegate};
+use tidegate_testkit::{Redis, Server, ask};
 
 use super::case::rules_file;
 use crate::scrape::{Metrics, cpu_time};
@@ -25,71 +24,52 @@ const REGION_SOURCES: [&str; 2] = ["=\"global\"", "=\"regional\""];
 
 /// Servers that decide together, or each for itself if they have no store.
 pub(super) struct Fleet {
-    pub(super) servers: Vec<Server>,
+    fleet: tidegate_testkit::Fleet,
     pub(super) redis: Option<Redis>,
-    _folder: TempDir,
 }
 
 impl Fleet {
     /// Starts servers that share a store.
-    pub(super) fn start(program: &Path, nodes: usize) -> Result<Self> {
+    pub(super) fn start(program: &Path, nodes: usize) -> Self {
         Self::start_joined(program, nodes, &rules_file(), &CASE_ARGUMENTS)
     }
 
     /// Starts servers that share a store and wait for it as long as `origin_timeout` states.
-    pub(super) fn start_with_timeout(
-        program: &Path,
-        nodes: usize,
-        origin_timeout: Option<&str>,
-    ) -> Result<Self> {
+    pub(super) fn start_with_timeout(program: &Path, nodes: usize, origin_timeout: Option<&str>) -> Self {
         let mut arguments = CASE_ARGUMENTS.to_vec();
         arguments.extend(origin_timeout.into_iter().flat_map(|timeout| ["--origin-timeout", timeout]));
         Self::start_joined(program, nodes, &rules_file(), &arguments)
     }
 
     /// Starts servers that share a store, with other rules and every listener.
-    pub(super) fn start_with_rules(program: &Path, nodes: usize, rules: &str) -> Result<Self> {
+    pub(super) fn start_with_rules(program: &Path, nodes: usize, rules: &str) -> Self {
         Self::start_joined(program, nodes, rules, &["--memory", SMALL_MEMORY])
     }
 
     /// Starts servers without an origin.
-    pub(super) fn start_apart(program: &Path, nodes: usize) -> Result<Self> {
-        Self::start_servers(program, nodes, &rules_file(), &CASE_ARGUMENTS)
+    pub(super) fn start_apart(program: &Path, nodes: usize) -> Self {
+        Self { fleet: start_servers(program, nodes, &rules_file(), &CASE_ARGUMENTS), redis: None }
     }
 
-    fn start_joined(program: &Path, nodes: usize, rules: &str, arguments: &[&str]) -> Result<Self> {
+    fn start_joined(program: &Path, nodes: usize, rules: &str, arguments: &[&str]) -> Self {
         let redis = Redis::start(&[]);
         let url = redis.url();
         let arguments = [arguments, &["--origin", &url, "--region", "bench"]].concat();
-        let mut fleet = Self::start_servers(program, nodes, rules, &arguments)?;
-        fleet.redis = Some(redis);
-        Ok(fleet)
+        Self { fleet: start_servers(program, nodes, rules, &arguments), redis: Some(redis) }
     }
 
-    fn start_servers(program: &Path, nodes: usize, rules: &str, arguments: &[&str]) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let file = folder.path().join("rules.toml");
-        std::fs::write(&file, rules)?;
-        let file = file.to_str().context("the folder name is not UTF-8")?;
-        let arguments = [&["--workers", "1", "--rules", file], arguments].concat();
-        let start = |_| {
-            let mut command = tidegate(program, &[]);
-            // That the origin is late now and then is in the table.
-            command.env("TIDEGATE_LOG", "error");
-            Server::start_as(command, &arguments)
-        };
-        let servers = (0..nodes).map(start).collect();
-        Ok(Self { servers, redis: None, _folder: folder })
+    pub(super) fn servers(&self) -> &[Server] {
+        &self.fleet.servers
     }
 
     pub(super) fn addresses(&self, listener: &str) -> Vec<SocketAddr> {
-        self.servers.iter().map(|server| server.address(listener)).collect()
+        self.fleet.addresses(listener)
     }
 
     /// Returns the counts so far, all servers together.
     pub(super) fn counts(&self) -> Result<Counts> {
         let mut all = Counts::default();
-        for server in &self.servers {
+        for server in self.servers() {
             let metrics = Metrics::read(server.address("admin"))?;
             // An absent counter means 0.
             all.shed += metrics.sum("tidegate_decisions_total", "source=\"shed\"")?.unwrap_or(0);
@@ -113,6 +93,12 @@ impl Fleet {
         }
         Ok(all)
     }
+}
+
+fn start_servers(program: &Path, nodes: usize, rules: &str, arguments: &[&str]) -> tidegate_testkit::Fleet {
+    let arguments = [&["--workers", "1"], arguments].concat();
+    // That the origin is late now and then is in the table.
+    tidegate_testkit::Fleet::new(program, rules, &arguments).with_errors_only().with_servers(nodes)
 }
 
 /// Decisions of a server that the region's origin had no part in.
@@ -149,28 +135,28 @@ pub(super) struct Counts {
 
 impl Counts {
     pub(super) fn since(self, before: Self) -> Self {
-        Self {
-            shed: self.shed - before.shed,
-            elsewhere: self.elsewhere - before.elsewhere,
-            waited: self.waited - before.waited,
-            calls: self.calls - before.calls,
-            updates: self.updates - before.updates,
-            scripts: self.scripts - before.scripts,
-            cpu: self.cpu.saturating_sub(before.cpu),
-            origin_cpu: self.origin_cpu.saturating_sub(before.origin_cpu),
-        }
+        self.combine(before, |one, other| one - other, Duration::saturating_sub)
     }
 
     pub(super) fn plus(self, other: Self) -> Self {
+        self.combine(other, |one, other| one + other, |one, other| one + other)
+    }
+
+    fn combine(
+        self,
+        other: Self,
+        count: fn(u64, u64) -> u64,
+        time: fn(Duration, Duration) -> Duration,
+    ) -> Self {
         Self {
-            shed: self.shed + other.shed,
-            elsewhere: self.elsewhere + other.elsewhere,
-            waited: self.waited + other.waited,
-            calls: self.calls + other.calls,
-            updates: self.updates + other.updates,
-            scripts: self.scripts + other.scripts,
-            cpu: self.cpu + other.cpu,
-            origin_cpu: self.origin_cpu + other.origin_cpu,
+            shed: count(self.shed, other.shed),
+            elsewhere: count(self.elsewhere, other.elsewhere),
+            waited: count(self.waited, other.waited),
+            calls: count(self.calls, other.calls),
+            updates: count(self.updates, other.updates),
+            scripts: count(self.scripts, other.scripts),
+            cpu: time(self.cpu, other.cpu),
+            origin_cpu: time(self.origin_cpu, other.origin_cpu),
         }
     }
 }

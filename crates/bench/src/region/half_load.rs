@@ -138,7 +138,7 @@ pub(super) fn run(fleet: &Fleet, plan: &Plan) -> Result<Vec<HalfLoad>> {
     let mut rows = Vec::new();
     for rule in plan.rules {
         for spread in Spread::ALL {
-            let servers = fleet.servers.len();
+            let servers = fleet.servers().len();
             eprintln!("half load: fleet of {servers}, {}, {}", rule.name(), spread.name());
             let time = Duration::from_secs(plan.seconds);
             let seed = rows.len() as u64;

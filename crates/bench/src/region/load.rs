@@ -2,14 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_distr::{Distribution as _, Exp};
+use tidegate_load::{Turns, run_clients, wait_until};
 
 use super::case::{Case, Costs};
 use super::client::{Answer, Connection, SourceKind, Timeline};
@@ -65,18 +64,18 @@ impl SentRequest {
 struct Slate {
     due: Vec<DueRequest>,
     answers: Vec<OnceLock<Answer>>,
-    cursor: AtomicUsize,
+    turns: Turns,
 }
 
 impl Slate {
     fn new(due: Vec<DueRequest>) -> Self {
         let answers = due.iter().map(|_| OnceLock::new()).collect();
-        Self { due, answers, cursor: AtomicUsize::new(0) }
+        Self { turns: Turns::new(due.len() as u64), due, answers }
     }
 
     /// Returns the next request for one client, and the slot for its answer.
     fn next(&self) -> Option<(DueRequest, &OnceLock<Answer>)> {
-        let next = self.cursor.fetch_add(1, Ordering::Relaxed);
+        let next = self.turns.take()? as usize;
         self.due.get(next).copied().zip(self.answers.get(next))
     }
 
@@ -203,17 +202,9 @@ impl Clients<'_> {
     pub(super) fn run(self, due: Vec<Vec<DueRequest>>) -> Result<Vec<Vec<SentRequest>>> {
         let nodes: Vec<Slate> = due.into_iter().map(Slate::new).collect();
         let started = machine::now();
-        thread::scope(|scope| {
-            let clients: Vec<_> = (0..CONNECTIONS)
-                .map(|number| {
-                    let node = number % self.servers.len();
-                    let slate = &nodes[node];
-                    scope.spawn(move || self.ask(self.servers[node], started, slate))
-                })
-                .collect();
-            clients
-                .into_iter()
-                .try_for_each(|client| client.join().map_err(|_| anyhow!("a client panicked"))?)
+        run_clients(CONNECTIONS, |number| {
+            let node = number % self.servers.len();
+            self.ask(self.servers[node], started, &nodes[node])
         })?;
         let made: Vec<Vec<SentRequest>> = nodes.into_iter().map(|slate| slate.made().collect()).collect();
         ensure!(made.iter().any(|node| !node.is_empty()), "no request was made");
@@ -233,16 +224,6 @@ impl Clients<'_> {
     }
 }
 
-pub(crate) fn wait_until(due: Instant) {
-    loop {
-        let left = due.saturating_duration_since(machine::now());
-        if left.is_zero() {
-            return;
-        }
-        thread::park_timeout(left);
-    }
-}
-
 /// Returns the requests answered per second when every connection always has one in flight.
 pub(super) fn capacity(
     servers: &[SocketAddr],
@@ -251,25 +232,17 @@ pub(super) fn capacity(
     time: Duration,
 ) -> Result<f64> {
     let ends = machine::now() + time;
-    let answered: usize = thread::scope(|scope| {
-        let client = |number: usize| {
-            scope.spawn(move || -> Result<usize> {
-                let mut connection = Connection::open(servers[number % servers.len()], timeline)?;
-                let name = format!("capacity-{number}");
-                let mut answered = 0;
-                while machine::now() < ends {
-                    connection.check(rule, &name, 1)?;
-                    answered += 1;
-                }
-                Ok(answered)
-            })
-        };
-        let clients: Vec<_> = (0..CONNECTIONS).map(client).collect();
-        let counts =
-            clients.into_iter().map(|client| client.join().map_err(|_| anyhow!("a client panicked"))?);
-        counts.sum::<Result<usize>>()
+    let answered = run_clients(CONNECTIONS, |number| -> Result<usize> {
+        let mut connection = Connection::open(servers[number % servers.len()], timeline)?;
+        let name = format!("capacity-{number}");
+        let mut answered = 0;
+        while machine::now() < ends {
+            connection.check(rule, &name, 1)?;
+            answered += 1;
+        }
+        Ok(answered)
     })?;
-    Ok(answered as f64 / time.as_secs_f64())
+    Ok(answered.into_iter().sum::<usize>() as f64 / time.as_secs_f64())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
+use tidegate_load::wait_until;
 
 use super::client::Timeline;
 use crate::machine;
@@ -76,7 +77,7 @@ fn watch_core(core: usize, timeline: Timeline, is_done: &AtomicBool) -> Result<V
     let mut pauses = Vec::new();
     while !is_done.load(Ordering::Relaxed) {
         let due_us = timeline.now_us() + LOOK_EVERY.as_micros() as u64;
-        machine::sleep_until(machine::now() + LOOK_EVERY);
+        wait_until(machine::now() + LOOK_EVERY);
         let woken_us = timeline.now_us();
         if woken_us >= due_us + PAUSE_US_MIN {
             pauses.push(Pause { from_us: due_us, until_us: woken_us });

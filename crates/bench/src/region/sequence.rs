@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
+use tidegate_load::{Verdict, wait_until};
 
 use super::fleet::Fleet;
-use super::load::wait_until;
-use super::surface::{Surface, SurfaceClient, Verdict};
+use super::surface::{Surface, SurfaceClient};
 use crate::machine;
 
 /// Requests for each server beyond one and a half times the limit.
@@ -174,9 +174,9 @@ impl Sequence {
 pub(super) fn run(fleet: &Fleet, plan: Plan) -> Result<Vec<Sequence>> {
     let mut sequences = Vec::new();
     for surface in Surface::ALL {
-        eprintln!("sequences: fleet of {}, {}", fleet.servers.len(), surface.name());
+        eprintln!("sequences: fleet of {}, {}", fleet.servers().len(), surface.name());
         let connect = |server| surface.connect(server);
-        let mut clients = fleet.servers.iter().map(connect).collect::<Result<Vec<_>>>()?;
+        let mut clients = fleet.servers().iter().map(connect).collect::<Result<Vec<_>>>()?;
         let largest = plan.limits.iter().copied().max().context("a plan without limits")?;
         for client in &mut clients {
             client.ask(WARM_UP_KEY, largest)?;

@@ -9,12 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use tidegate::Algorithm;
+use tidegate_load::wait_until;
 use tidegate_testkit::Signal;
 
 use super::case::{Case, Class, Costs, Offer, Rule};
 use super::client::{Answer, SourceKind, Timeline};
 use super::fleet::Fleet;
-use super::load::{Load, SentRequest, wait_until};
+use super::load::{Load, SentRequest};
 use super::pauses::Pauses;
 use super::tail::Tail;
 use crate::machine;
@@ -105,7 +106,7 @@ struct StallSpan {
 
 /// Runs the stall. Also returns the fleet, so that the caller can inspect its origin.
 pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, Fleet)> {
-    let fleet = Fleet::start(program, 1)?;
+    let fleet = Fleet::start(program, 1);
     eprintln!("stall: store stalled for {:?}, {} requests/s", plan.stalled, plan.per_second);
     let timeline = Timeline::new();
     let (asked, pauses) = Pauses::watch(timeline, || ask_throughout(&fleet, timeline, plan))?;

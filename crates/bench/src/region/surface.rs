@@ -1,21 +1,23 @@
 //! The surfaces of a server: one limit per day, checked over each protocol.
 
-use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+
+use anyhow::{Error, Result, ensure};
 use prost::Message;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use tidegate_load::{HttpConnection, RespConnection, Verdict, throttle};
 use tidegate_testkit::Server;
 use tokio::runtime::Runtime;
 use tonic::client::Grpc;
 use tonic::transport::Channel;
 
 use super::case::rules_toml;
-use super::client::{Connection, Timeline};
-use crate::resp::RespConnection;
+use super::client::ANSWER_TIME_MAX;
 use crate::servers::grpc::{self, Descriptor, ENVOY_METHOD, Entry, EnvoyRequest, LimitOverride};
 
 /// The period of every limit here. A limit of 1,000 drains by one unit in 86 s, longer than a
 /// sequence takes.
-const PERIOD_SECONDS: u64 = 86_400;
+const PERIOD: Duration = Duration::from_hours(24);
 
 /// `DAY` of `envoy.type.v3.RateLimitUnit`.
 const ENVOY_DAY: i32 = 4;
@@ -55,22 +57,15 @@ impl Surface {
 
     /// Connects to a server.
     pub(super) fn connect(self, server: &Server) -> Result<Box<dyn SurfaceClient>> {
-        let http = || Connection::open(server.address("http"), Timeline::new());
+        let http = || HttpConnection::open(server.address("http"), ANSWER_TIME_MAX);
+        let resp = || RespConnection::open(server.address("resp"), ANSWER_TIME_MAX);
         Ok(match self {
             Self::RatelimitLimit => Box::new(RatelimitClient(http()?)),
             Self::Check => Box::new(CheckClient(http()?)),
-            Self::Throttle => Box::new(ThrottleClient(RespConnection::open(server.address("resp"))?)),
+            Self::Throttle => Box::new(ThrottleClient(resp()?)),
             Self::Envoy => Box::new(EnvoyClient::open(server.address("grpc").port())?),
         })
     }
-}
-
-/// A decision, as all surfaces report it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
-    pub(super) is_allowed: bool,
-    /// `None` over some surfaces if the server sheds.
-    pub(super) remaining: Option<u64>,
 }
 
 /// A connection to one server.
@@ -81,7 +76,8 @@ pub(super) trait SurfaceClient {
 
 /// The rules by which `/v1/check` decides these limits.
 pub(super) fn rules_file(limits: &[u32]) -> String {
-    let fields = |limit: &u32| format!("class = 'comfort'\nlimit = {limit}\nperiod = '{PERIOD_SECONDS}s'");
+    let seconds = PERIOD.as_secs();
+    let fields = |limit: &u32| format!("class = 'comfort'\nlimit = {limit}\nperiod = '{seconds}s'");
     rules_toml(limits.iter().map(|limit| (rule(*limit), fields(limit))))
 }
 
@@ -89,49 +85,19 @@ fn rule(limit: u32) -> String {
     format!("per_day_{limit}")
 }
 
-struct RatelimitClient(Connection);
-
-#[derive(Deserialize)]
-struct RatelimitReply {
-    data: RatelimitData,
-}
-
-#[derive(Deserialize)]
-struct RatelimitData {
-    success: bool,
-    remaining: u64,
-}
+struct RatelimitClient(HttpConnection);
 
 impl SurfaceClient for RatelimitClient {
     fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
-        let duration = PERIOD_SECONDS * 1_000;
-        let body = format!(
-            r#"{{"namespace":"{NAMESPACE}","identifier":"{key}","limit":{limit},"duration":{duration}}}"#
-        );
-        let RatelimitReply { data } = self.0.post("/v2/ratelimit.limit", &body)?.json()?;
-        Ok(Verdict { is_allowed: data.success, remaining: Some(data.remaining) })
+        self.0.limit(NAMESPACE, key, limit.into(), PERIOD)?.map_err(Error::msg)
     }
 }
 
-struct CheckClient(Connection);
-
-#[derive(Deserialize)]
-struct CheckReply<'a> {
-    decision: &'a str,
-    rules: Vec<CheckedRule>,
-}
-
-#[derive(Deserialize)]
-struct CheckedRule {
-    remaining: u64,
-}
+struct CheckClient(HttpConnection);
 
 impl SurfaceClient for CheckClient {
     fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
-        let body = format!(r#"{{"dimensions":{{"rule":"{}","key":"{key}"}}}}"#, rule(limit));
-        let CheckReply { decision, rules } = self.0.post("/v1/check", &body)?.json()?;
-        ensure!(rules.len() <= 1, "{} rules decided, expected 1", rules.len());
-        Ok(Verdict { is_allowed: decision == "allow", remaining: rules.first().map(|rule| rule.remaining) })
+        self.0.check(&[("rule", &rule(limit)), ("key", key)], 1)?.map_err(Error::msg)
     }
 }
 
@@ -139,15 +105,9 @@ struct ThrottleClient(RespConnection);
 
 impl SurfaceClient for ThrottleClient {
     fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
-        let (burst, count, period) = ((limit - 1).to_string(), limit.to_string(), PERIOD_SECONDS.to_string());
-        let reply = self.0.ask(&["CL.THROTTLE", key, &burst, &count, &period, "1"])?;
-        throttle_verdict(&reply).with_context(|| format!("unexpected reply to CL.THROTTLE: {reply:?}"))
+        self.0.send(&throttle(key, limit.into(), PERIOD))?;
+        self.0.read()?.map_err(Error::msg)
     }
-}
-
-fn throttle_verdict(reply: &[i64]) -> Option<Verdict> {
-    let [is_limited @ (0 | 1), _, remaining, _, _] = *reply else { return None };
-    Some(Verdict { is_allowed: is_limited == 0, remaining: Some(remaining.try_into().ok()?) })
 }
 
 /// A client with a runtime of its own, which runs while a call is under way.
@@ -213,16 +173,6 @@ mod tests {
             text.contains("name = 'per_day_1000'\n") && text.contains("limit = 1000\nperiod = '86400s'\n")
         );
         assert!(!text.contains("tolerance"));
-    }
-
-    #[test]
-    fn a_throttle_reply_is_a_verdict_and_an_unknown_one_is_none() {
-        let verdict = |is_allowed, remaining| Some(Verdict { is_allowed, remaining: Some(remaining) });
-        assert_eq!(throttle_verdict(&[0, 10, 9, -1, 8_640]), verdict(true, 9));
-        assert_eq!(throttle_verdict(&[1, 10, 0, 8_640, 86_400]), verdict(false, 0));
-        assert_eq!(throttle_verdict(&[2, 10, 0, 0, 0]), None);
-        assert_eq!(throttle_verdict(&[0, 10, -1, 0, 0]), None);
-        assert_eq!(throttle_verdict(&[0, 10]), None);
     }
 
     #[test]

@@ -1,18 +1,18 @@
 //! The cost of a region for many keys in constant use, at the full speed of the machine.
 
-use std::io::{BufReader, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
+use tidegate_load::{RespConnection, Tally, run_clients, throttle};
 
+use super::client::ANSWER_TIME_MAX;
 use super::fleet::{Counts, Fleet};
-use crate::{machine, resp};
+use crate::machine;
 
 const NODES: usize = 2;
 const KEYS: u32 = 10_000;
@@ -22,10 +22,6 @@ const PIPELINE: usize = 64;
 /// How long a look takes whether keys are warm. Grants last a few seconds, so keys are cold again
 /// after the other fleet's turn.
 const WARM_UP_TIME: Duration = Duration::from_secs(1);
-/// Timeout of an answer.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
-/// Lines of an answer: the count of its numbers, and the five numbers.
-const ANSWER_LINES: usize = 6;
 
 /// The extent of the load.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +121,7 @@ impl LoadFigures {
 /// Runs the load. Also returns the fleet, so that the caller can inspect its origin.
 pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, Fleet)> {
     let Length { rounds, time, .. } = length;
-    let (joined, apart) = (Fleet::start(program, NODES)?, Fleet::start_apart(program, NODES)?);
+    let (joined, apart) = (Fleet::start(program, NODES), Fleet::start_apart(program, NODES));
     eprintln!(
         "warm: {KEYS} keys on {NODES} servers, with an origin and without, {rounds} rounds of {time:?} each"
     );
@@ -133,7 +129,7 @@ pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, Fleet)> {
     drop(apart);
     // One server has the machine to itself, as in production. Several would show how well the
     // machine runs them beside Redis, and not the cost of a decision.
-    let (one, one_apart) = (Fleet::start(program, 1)?, Fleet::start_apart(program, 1)?);
+    let (one, one_apart) = (Fleet::start(program, 1), Fleet::start_apart(program, 1));
     let below = beside(&one, &one_apart, Limits::Below, length)?;
     Ok((describe(half, below), joined))
 }
@@ -202,83 +198,39 @@ fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<LoadFigures>
     let servers = fleet.addresses("resp");
     let before = fleet.counts()?;
     let started = machine::now();
-    let ends = started + time;
-    let (asked, denied) = thread::scope(|scope| {
-        let client = |number: usize| {
-            let server = servers[number % servers.len()];
-            scope.spawn(move || ask(server, limits, ends, number as u64))
-        };
-        let clients: Vec<_> = (0..CONNECTIONS * servers.len()).map(client).collect();
-        let (mut asked, mut denied) = (0, 0);
-        for client in clients {
-            let its = client.join().map_err(|_| anyhow!("a client panicked"))??;
-            asked += its.0;
-            denied += its.1;
-        }
-        Ok::<_, anyhow::Error>((asked, denied))
-    })?;
+    let client = |number: usize| ask(servers[number % servers.len()], limits, started + time, number as u64);
+    let mut all = Tally::default();
+    run_clients(CONNECTIONS * servers.len(), client)?.into_iter().for_each(|tally| all.add(tally));
     let seconds = (machine::now() - started).as_secs_f64();
-    Ok(LoadFigures { asked, denied, seconds, counts: fleet.counts()?.since(before) })
+    let counts = fleet.counts()?.since(before);
+    Ok(LoadFigures { asked: all.decisions(), denied: all.denied, seconds, counts })
 }
 
-/// Makes requests over one connection. Returns their number, and how many were denied.
-fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<(u64, u64)> {
+/// Makes requests over one connection.
+fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<Tally> {
     let mut chance = SmallRng::seed_from_u64(seed);
-    let mut stream = TcpStream::connect(server)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
-    let mut answers = BufReader::new(stream.try_clone()?);
-    let (mut asked, mut denied) = (0, 0);
+    let mut connection = RespConnection::open(server, ANSWER_TIME_MAX)?;
+    let mut tally = Tally::default();
     while machine::now() < ends {
         let batch: String = (0..PIPELINE).map(|_| command(limits, chance.random_range(0..KEYS))).collect();
-        stream.write_all(batch.as_bytes())?;
+        connection.send(&batch)?;
         for _ in 0..PIPELINE {
-            asked += 1;
-            denied += u64::from(is_denied(&mut answers)?);
+            tally.record(connection.read()?);
         }
     }
-    Ok((asked, denied))
+    ensure!(tally.errors == 0, "{}", tally.first_error.unwrap_or_default());
+    Ok(tally)
 }
 
 fn command(limits: Limits, key: u32) -> String {
     let is_reached = limits == Limits::HalfReached && key.is_multiple_of(2);
     let per_minute = if is_reached { 10 } else { 1_000_000 };
-    resp::command(&[
-        "CL.THROTTLE",
-        &format!("{limits:?}:{key}"),
-        &(per_minute - 1).to_string(),
-        &per_minute.to_string(),
-        "60",
-    ])
-}
-
-fn is_denied(answers: &mut impl std::io::BufRead) -> Result<bool> {
-    let mut lines = Vec::with_capacity(64);
-    for _ in 0..ANSWER_LINES {
-        let read = answers.read_until(b'\n', &mut lines).context("an answer")?;
-        ensure!(read > 0 && !lines.starts_with(b"-"), "the answer is {}", lines.escape_ascii());
-    }
-    let verdict = lines.strip_prefix(b"*5\r\n:").and_then(<[u8]>::first);
-    match verdict {
-        Some(b'0') => Ok(false),
-        Some(b'1') => Ok(true),
-        _ => Err(anyhow!("the answer is {}", lines.escape_ascii())),
-    }
+    throttle(&format!("{limits:?}:{key}"), per_minute, Duration::from_mins(1))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn throttle_replies_are_parsed_and_errors_rejected() {
-        let mut answers =
-            &b"*5\r\n:0\r\n:10\r\n:9\r\n:-1\r\n:6\r\n*5\r\n:1\r\n:10\r\n:0\r\n:6\r\n:60\r\n-ERR no\r\n"[..];
-        assert!(!is_denied(&mut answers).unwrap());
-        assert!(is_denied(&mut answers).unwrap());
-        assert!(is_denied(&mut answers).is_err());
-        assert!(is_denied(&mut &b"*5\r\n:0\r\n"[..]).is_err());
-    }
 
     #[test]
     fn half_of_the_keys_have_a_limit_that_is_reached() {

@@ -5,8 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
-use tidegate_testkit::{REGIONS, Regions, START_TIME_MAX, Server, Traffic, tidegate, wait_until};
+use tidegate_testkit::{Fleet, REGIONS, Regions, START_TIME_MAX, Traffic, wait_until};
 
 use crate::scrape::Metrics;
 
@@ -29,27 +28,17 @@ pub(super) fn pair_name((one, other): (usize, usize)) -> String {
 /// Three regions of one server each.
 pub(super) struct RegionsFixture {
     regions: Regions,
-    _folder: TempDir,
 }
 
 impl RegionsFixture {
     /// Starts the regions with these rules, and waits until all are connected.
-    pub(super) fn start(program: &Path, rules: &str) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("rules.toml");
-        std::fs::write(&path, rules)?;
-        let path = path.to_str().context("the folder name is not UTF-8")?;
-        let common = ["--workers", "1", "--memory", MEMORY, "--grpc-listen", "off", "--rules", path];
-        let start = |place: &[&str]| {
-            let mut command = tidegate(program, &[]);
-            // Late and refused requests are in the table.
-            command.env("TIDEGATE_LOG", "error");
-            Server::start_as(command, &[&common[..], place].concat())
-        };
-        let regions = Regions::start(1, APART, start);
-        let fixture = Self { regions, _folder: folder };
+    pub(super) fn start(program: &Path, rules: &str) -> Self {
+        let arguments = ["--workers", "1", "--memory", MEMORY, "--grpc-listen", "off"];
+        // Late and refused requests are in the table.
+        let fleet = Fleet::new(program, rules, &arguments).with_errors_only();
+        let fixture = Self { regions: Regions::start(fleet, 1, APART) };
         wait_until("all regions to be connected", START_TIME_MAX, || fixture.is_connected());
-        Ok(fixture)
+        fixture
     }
 
     fn is_connected(&self) -> bool {

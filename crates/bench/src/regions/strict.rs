@@ -67,7 +67,7 @@ pub(super) struct Strict {
 }
 
 pub(super) fn run(program: &Path, plan: &Plan) -> Result<Strict> {
-    let fixture = RegionsFixture::start(program, RULES)?;
+    let fixture = RegionsFixture::start(program, RULES);
     let pair = pair_name(FLAPPING);
     eprintln!(
         "strict: {} requests of {} keys, {pair} up for {:?}, down for {:?}",

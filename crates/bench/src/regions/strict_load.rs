@@ -1,13 +1,14 @@
 //! The requests of `strict`: the owner region of each key, the region of each request, and the
 //! outages of the link.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
+use tidegate_load::{Turns, run_clients, wait_until};
 use tidegate_testkit::REGIONS;
 
 use super::fixture::{RegionsFixture, WAY};
@@ -45,22 +46,14 @@ pub(super) struct StrictLoad {
 pub(super) fn run(fixture: &RegionsFixture, plan: &Plan) -> Result<StrictLoad> {
     let timeline = Timeline::new();
     let owners = owners(fixture, plan, timeline)?;
-    let (count, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (turns, is_over) = (Turns::new(plan.requests), AtomicBool::new(false));
     thread::scope(|scope| {
         let flaps = scope.spawn(|| flap(fixture, plan, timeline, &is_over));
-        let client = |number: usize| {
-            let count = &count;
-            scope.spawn(move || ask(fixture, plan, timeline, number, count))
-        };
-        let clients: Vec<_> = (0..plan.connections * REGIONS.len()).map(client).collect();
-        let asked: Vec<_> = clients.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        let client = |number| ask(fixture, plan, timeline, number, &turns);
+        let asked = run_clients(plan.connections * REGIONS.len(), client);
         is_over.store(true, Ordering::Relaxed);
-        let mut all = Vec::new();
-        for asked in asked {
-            all.extend(asked.map_err(|_| anyhow!("a client panicked"))??);
-        }
         let gone = flaps.join().map_err(|_| anyhow!("the link panicked"))?;
-        Ok(StrictLoad { owners, asked: all, gone })
+        Ok(StrictLoad { owners, asked: asked?.concat(), gone })
     })
 }
 
@@ -70,32 +63,16 @@ fn key(number: u32) -> String {
 
 /// Finds the owner region of each key. An answer of another region takes at least a round trip.
 fn owners(fixture: &RegionsFixture, plan: &Plan, timeline: Timeline) -> Result<Vec<usize>> {
-    let next = AtomicUsize::new(0);
-    let keys = plan.keys as usize;
-    let mut owners = vec![0; keys];
-    thread::scope(|scope| {
-        let look = || {
-            scope.spawn(|| -> Result<Vec<(usize, usize)>> {
-                let open = |region| Connection::open(fixture.address(region), timeline);
-                let mut connections = (0..REGIONS.len()).map(open).collect::<Result<Vec<_>>>()?;
-                let mut found = Vec::new();
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= keys {
-                        return Ok(found);
-                    }
-                    found.push((number, owner(&mut connections, number as u32)?));
-                }
-            })
-        };
-        let looks: Vec<_> = (0..plan.connections).map(|_| look()).collect();
-        for look in looks {
-            for (number, owner) in look.join().map_err(|_| anyhow!("a client panicked"))?? {
-                owners[number] = owner;
-            }
-        }
-        Ok(owners)
-    })
+    let turns = Turns::new(plan.keys.into());
+    let found = run_clients(plan.connections, |_| -> Result<Vec<(u64, usize)>> {
+        let open = |region| Connection::open(fixture.address(region), timeline);
+        let mut connections = (0..REGIONS.len()).map(open).collect::<Result<Vec<_>>>()?;
+        let keys = std::iter::from_fn(|| turns.take());
+        keys.map(|number| Ok((number, owner(&mut connections, number as u32)?))).collect()
+    })?;
+    let mut owners = vec![0; plan.keys as usize];
+    found.into_iter().flatten().for_each(|(number, owner)| owners[number as usize] = owner);
+    Ok(owners)
 }
 
 fn owner(connections: &mut [Connection], number: u32) -> Result<usize> {
@@ -117,13 +94,13 @@ fn ask(
     plan: &Plan,
     timeline: Timeline,
     number: usize,
-    count: &AtomicU64,
+    turns: &Turns,
 ) -> Result<Vec<StrictRequest>> {
     let region = number % REGIONS.len();
     let mut chance = SmallRng::seed_from_u64(number as u64);
     let mut connection = Connection::open(fixture.address(region), timeline)?;
     let mut asked = Vec::new();
-    while count.fetch_add(1, Ordering::Relaxed) < plan.requests {
+    while turns.take().is_some() {
         let number = chance.random_range(0..plan.keys);
         let answer = connection.check(RULE, &key(number), 1)?;
         asked.push(StrictRequest { region, made: SentRequest { key: number, cost: 1, answer } });
@@ -152,6 +129,6 @@ fn rest(time: Duration, is_over: &AtomicBool) {
     const LOOK_EVERY: Duration = Duration::from_millis(50);
     let ends = machine::now() + time;
     while machine::now() < ends && !is_over.load(Ordering::Relaxed) {
-        machine::sleep_until(ends.min(machine::now() + LOOK_EVERY));
+        wait_until(ends.min(machine::now() + LOOK_EVERY));
     }
 }

@@ -1,18 +1,16 @@
 //! Replication traffic: bytes for a number of keys, and how little they depend on requests.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
+use tidegate_load::{Turns, run_clients, wait_until};
 use tidegate_testkit::REGIONS;
 
 use super::fixture::{Counts, PAIRS, RegionsFixture, pair_name};
 use crate::machine;
 use crate::region::client::{Connection, Timeline};
-use crate::region::load::wait_until;
 
 /// Connections to each region. With more, more requests come at once, and an origin on the same
 /// machine is late more often.
@@ -163,7 +161,7 @@ fn shapes(keys: u32, time: Duration) -> [Shape; 7] {
 }
 
 pub(super) fn run(program: &Path, keys: u32, time: Duration) -> Result<Wan> {
-    let fixture = RegionsFixture::start(program, RULES)?;
+    let fixture = RegionsFixture::start(program, RULES);
     warm_up(&fixture)?;
     let mut rows = Vec::new();
     for (number, shape) in (1..).zip(shapes(keys, time)) {
@@ -219,7 +217,7 @@ fn wait_for_quiet(fixture: &RegionsFixture) -> Result<Counts> {
     let deadline = machine::now() + QUIET_TIME_MAX;
     let mut counts = fixture.counts()?;
     loop {
-        machine::sleep_until(machine::now() + QUIET);
+        wait_until(machine::now() + QUIET);
         let next = fixture.counts()?;
         if next.all().published == counts.all().published {
             return Ok(next);
@@ -232,36 +230,25 @@ fn wait_for_quiet(fixture: &RegionsFixture) -> Result<Counts> {
 /// Checks every key in its region, evenly over the time. Returns the number of requests.
 fn ask(fixture: &RegionsFixture, shape: Shape, number: u32, started: Instant) -> Result<u64> {
     let timeline = Timeline::new();
-    let cursors = REGIONS.map(|_| AtomicU64::new(0));
-    thread::scope(|scope| {
-        let client = |place: usize| {
-            let region = place % REGIONS.len();
-            let (address, cursor) = (fixture.address(region), &cursors[region]);
-            let keys = keys_of(region, shape.keys);
-            let turns = keys * shape.turns;
-            scope.spawn(move || -> Result<u64> {
-                let mut connection = Connection::open(address, timeline)?;
-                let mut asked = 0;
-                loop {
-                    let turn = cursor.fetch_add(1, Ordering::Relaxed);
-                    if turn >= turns {
-                        return Ok(asked);
-                    }
-                    wait_until(started + shape.time.mul_f64(turn as f64 / turns as f64));
-                    let cost = if turn < keys { shape.first } else { shape.then };
-                    let key = key(number, turn % keys * REGIONS.len() as u64 + region as u64);
-                    for _ in 0..shape.at_once {
-                        connection.check(shape.rule, &key, cost)?;
-                        asked += 1;
-                    }
-                }
-            })
-        };
-        let clients: Vec<_> = (0..CONNECTIONS * REGIONS.len()).map(client).collect();
-        let asked =
-            clients.into_iter().map(|client| client.join().map_err(|_| anyhow!("a client panicked"))?);
-        asked.sum()
-    })
+    let keys = |region: usize| keys_of(region, shape.keys);
+    let turns: Vec<Turns> = (0..REGIONS.len()).map(|region| Turns::new(keys(region) * shape.turns)).collect();
+    let asked = run_clients(CONNECTIONS * REGIONS.len(), |place| -> Result<u64> {
+        let region = place % REGIONS.len();
+        let keys = keys(region);
+        let mut connection = Connection::open(fixture.address(region), timeline)?;
+        let mut asked = 0;
+        while let Some(turn) = turns[region].take() {
+            wait_until(started + shape.time.mul_f64(turn as f64 / (keys * shape.turns) as f64));
+            let cost = if turn < keys { shape.first } else { shape.then };
+            let key = key(number, turn % keys * REGIONS.len() as u64 + region as u64);
+            for _ in 0..shape.at_once {
+                connection.check(shape.rule, &key, cost)?;
+                asked += 1;
+            }
+        }
+        Ok(asked)
+    })?;
+    Ok(asked.into_iter().sum())
 }
 
 /// How many keys are those of a region: each has every third.

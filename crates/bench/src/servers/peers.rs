@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use tidegate_testkit::free_port;
 
 use super::case::{Case, Contestant};
-use super::process::{Server, free_port};
+use super::process::Server;
 
 /// The pinned release of the peer that has no package anywhere else.
 const THROTTLECRAB_SERVER: &str = "0.4.40";
@@ -38,7 +39,7 @@ fn start_tidegate(case: Case, build: Option<&Path>) -> Result<Server> {
         Case::Http => "http",
         Case::Grpc => "grpc",
     };
-    let metrics_port = free_port()?;
+    let metrics_port = free_port();
     let server = Server::start(|port, folder| {
         let descriptors = folder.join("descriptors.yaml");
         // A limit for every value of one key, as Envoy users write it.

@@ -1,11 +1,13 @@
 //! A server in a process of its own: started, watched, and stopped by its id.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+use tidegate_testkit::free_port;
 
 use crate::machine;
 use crate::scrape::{self, Metrics};
@@ -23,14 +25,14 @@ pub(super) struct Server {
     /// The port of its metrics, if it has one.
     metrics_port: Option<u16>,
     /// Its files, removed with it.
-    _folder: Folder,
+    _folder: TempDir,
 }
 
 impl Server {
     /// Starts a server that `command` makes for a port and a folder, and waits until it listens.
     pub(super) fn start(command: impl FnOnce(u16, &Path) -> Command) -> Result<Self> {
-        let (port, folder) = (free_port()?, Folder::new()?);
-        let mut command = command(port, &folder.0);
+        let (port, folder) = (free_port(), tempfile::tempdir()?);
+        let mut command = command(port, folder.path());
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().context(name.clone())?;
         let mut server = Self { child, port, metrics_port: None, _folder: folder };
@@ -72,17 +74,8 @@ impl Server {
 
     /// Memory that the server holds now.
     pub(super) fn resident_bytes(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.child.id());
-        let status = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-        let kilobytes = resident(&status).with_context(|| format!("{path} has no resident size"))?;
-        Ok(kilobytes << 10)
+        machine::kib_field(&format!("/proc/{}/status", self.child.id()), "VmRSS:")
     }
-}
-
-/// Returns the amount after `VmRSS:`, in kB.
-fn resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
 impl Drop for Server {
@@ -91,26 +84,4 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A folder that is removed when it is no longer needed.
-pub(super) struct Folder(pub(super) std::path::PathBuf);
-
-impl Folder {
-    pub(super) fn new() -> Result<Self> {
-        let name = format!("tidegate-bench-{}-{}", std::process::id(), free_port()?);
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir(&folder).with_context(|| folder.display().to_string())?;
-        Ok(Self(folder))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-pub(super) fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -9,7 +9,6 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::case::{Contestant, Loads};
 use super::{CONNECTIONS, KEYS, LIMIT, Load, PERIOD};
-use crate::resp;
 
 /// Requests of the warm-up, by which the number for the measured time is chosen.
 const WARM_UP: u64 = 300_000;
@@ -62,7 +61,7 @@ fn load_script(port: u16) -> Result<String> {
 fn ask(port: u16, words: &[&str]) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(ANSWER_TIME_MAX))?;
-    stream.write_all(resp::command(words).as_bytes())?;
+    stream.write_all(tidegate_load::command(words).as_bytes())?;
     let mut reply = [0; 256];
     let length = stream.read(&mut reply).with_context(|| format!("no answer to {}", words[0]))?;
     Ok(String::from_utf8_lossy(&reply[..length]).into_owned())

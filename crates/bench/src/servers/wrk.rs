@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use tempfile::TempDir;
 
 use super::case::{Contestant, Loads};
-use super::process::Folder;
 use super::{CONNECTIONS, KEYS, LIMIT, Load, PERIOD};
 
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -17,7 +17,7 @@ const MARK: &str = "tidegate-bench: ";
 
 pub(super) struct WrkLoad {
     port: u16,
-    folder: Folder,
+    folder: TempDir,
 }
 
 /// The output of the script; latencies in microseconds.
@@ -32,13 +32,13 @@ struct WrkOutput {
 
 impl WrkLoad {
     pub(super) fn new(port: u16, contender: Contestant) -> Result<Self> {
-        let load = Self { port, folder: Folder::new()? };
+        let load = Self { port, folder: tempfile::tempdir()? };
         std::fs::write(load.script(), script(contender))?;
         Ok(load)
     }
 
     fn script(&self) -> std::path::PathBuf {
-        self.folder.0.join("load.lua")
+        self.folder.path().join("load.lua")
     }
 
     fn wrk(&self, time: Duration) -> Result<Load> {

@@ -1,26 +1,16 @@
-//! Threads that each drive their own connections until the time is up.
+//! Clients that each drive their own connection until the time is up.
 
-use std::cell::RefCell;
-use std::fmt::Display;
 use std::io;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::task::{JoinSet, LocalSet};
-use tokio::time::{Instant, sleep_until, timeout};
+use tidegate_load::{HttpConnection, Pace, RespConnection, Tally, now, run_clients, throttle, wait_until};
 
-use super::http::HttpConnection;
 use super::plan::{Plan, Surface};
-use super::resp::RespConnection;
 use crate::Failure;
-
-/// The most threads. More than this are not needed to keep any server busy from one machine.
-const THREADS_MAX: u64 = 8;
 
 /// Timeout for one reply. After it, the request counts as failed.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
@@ -38,41 +28,13 @@ const CONNECTION_STRIDE: u64 = 0x1234_5678_9abc;
 /// digits.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// Counts of the replies by outcome.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Answers {
-    pub(super) allowed: u64,
-    pub(super) denied: u64,
-    pub(super) errors: u64,
-    pub(super) first_error: Option<String>,
-}
-
-impl Answers {
-    pub(super) fn decided(&mut self, allowed: bool) {
-        if allowed { self.allowed += 1 } else { self.denied += 1 }
-    }
-
-    pub(super) fn failed(&mut self, words: &dyn Display) {
-        self.errors += 1;
-        self.first_error.get_or_insert_with(|| words.to_string());
-    }
-
-    fn decisions(&self) -> u64 {
-        self.allowed + self.denied
-    }
-
-    fn add(&mut self, other: Self) {
-        self.allowed += other.allowed;
-        self.denied += other.denied;
-        self.errors += other.errors;
-        self.first_error = self.first_error.take().or(other.first_error);
-    }
-}
+/// The period of every limit.
+const PERIOD: Duration = Duration::from_mins(1);
 
 /// Results of a run.
 pub(super) struct Findings {
-    pub(super) answers: Answers,
-    /// Nanoseconds, of questions that got a decision.
+    pub(super) answers: Tally,
+    /// Nanoseconds, of requests that got a decision.
     pub(super) latency: Histogram<u64>,
     pub(super) taken: Duration,
 }
@@ -80,20 +42,15 @@ pub(super) struct Findings {
 impl Findings {
     fn new() -> Result<Self, Failure> {
         let latency = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).map_err(Failure::failed)?;
-        Ok(Self { answers: Answers::default(), latency, taken: Duration::ZERO })
+        Ok(Self { answers: Tally::default(), latency, taken: Duration::ZERO })
     }
 
-    /// Questions that got a decision.
+    /// Requests that got a decision.
     pub(super) fn answered(&self) -> u64 {
         self.answers.decisions()
     }
 
-    fn add(&mut self, other: Self) -> Result<(), Failure> {
-        self.answers.add(other.answers);
-        self.latency.add(other.latency).map_err(Failure::failed)
-    }
-
-    fn note(&mut self, answers: Answers, taken: Duration) {
+    fn record(&mut self, answers: Tally, taken: Duration) {
         let ns = u64::try_from(taken.as_nanos()).unwrap_or(LATENCY_NS_MAX);
         self.latency.saturating_record_n(ns.max(1), answers.decisions());
         self.answers.add(answers);
@@ -101,33 +58,32 @@ impl Findings {
 }
 
 /// Puts the load on the server, and draws the progress.
-pub(super) fn run(plan: &Arc<Plan>) -> Result<Findings, Failure> {
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-    let threads = cores.min(THREADS_MAX).min(plan.connections);
-    let answered = Arc::new(AtomicU64::new(0));
-    let started = now();
-    let (done, dones) = mpsc::channel();
-    let mut findings = Findings::new()?;
-    std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let (done, answered) = (done.clone(), &answered);
-            scope.spawn(move || {
-                // The send fails if another thread has failed, because the receiver is then gone.
-                let _ = done.send(drive(plan, thread, threads, started, answered));
+pub(super) fn run(plan: &Plan) -> Result<Findings, Failure> {
+    let (findings, started, drawer) = (Mutex::new(Findings::new()?), now(), thread::current());
+    let clients = usize::try_from(plan.connections).map_err(Failure::failed)?;
+    thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let ran = run_clients(clients, |number| -> io::Result<()> {
+                BenchClient::new(plan, number as u64, started, &findings).run();
+                Ok(())
             });
-        }
-        drop(done);
+            lock(&findings).taken = now() - started;
+            drawer.unpark();
+            ran
+        });
         let progress = Progress::new(plan);
-        loop {
-            match dones.recv_timeout(DRAW_EVERY) {
-                Ok(found) => findings.add(found?)?,
-                Err(RecvTimeoutError::Timeout) => progress.draw(started, &answered),
-                Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            }
+        while !load.is_finished() {
+            thread::park_timeout(DRAW_EVERY);
+            progress.draw(started, lock(&findings).answered());
         }
+        load.join().map_err(|_| Failure::failed("the load panicked"))?.map_err(Failure::failed)
     })?;
-    findings.taken = now() - started;
-    Ok(findings)
+    Ok(findings.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Counts are complete after each update, also if a client panics later.
+fn lock(findings: &Mutex<Findings>) -> MutexGuard<'_, Findings> {
+    findings.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Progress(ProgressBar);
@@ -142,10 +98,9 @@ impl Progress {
         Self(bar)
     }
 
-    fn draw(&self, started: Instant, answered: &AtomicU64) {
+    fn draw(&self, started: Instant, answered: u64) {
         let spent = millis(now() - started);
-        let so_far = answered.load(Ordering::Relaxed);
-        self.0.set_message(format!("{} responses/s", so_far * 1_000 / spent.max(1)));
+        self.0.set_message(format!("{} responses/s", answered * 1_000 / spent.max(1)));
         self.0.set_position(spent);
     }
 }
@@ -156,122 +111,96 @@ impl Drop for Progress {
     }
 }
 
-/// Drives every `threads`-th connection.
-fn drive(
-    plan: &Arc<Plan>,
-    thread: u64,
-    threads: u64,
-    started: Instant,
-    answered: &Arc<AtomicU64>,
-) -> Result<Findings, Failure> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
-    LocalSet::new().block_on(&runtime, async {
-        let found = Rc::new(RefCell::new(Findings::new()?));
-        let mut driven = JoinSet::new();
-        for number in (thread..plan.connections).step_by(usize::try_from(threads).unwrap_or(1)) {
-            let one = Driver {
-                plan: Arc::clone(plan),
-                keys: Keys { state: number * CONNECTION_STRIDE, count: plan.keys },
-                pace: Pace::new(plan, number, started),
-                ends: started + plan.duration,
-                answered: Arc::clone(answered),
-                found: Rc::clone(&found),
-            };
-            driven.spawn_local(one.run());
-        }
-        while let Some(ended) = driven.join_next().await {
-            ended.map_err(Failure::failed)?;
-        }
-        Ok(found.replace(Findings::new()?))
-    })
-}
-
 enum Connection {
     Http(HttpConnection),
     Resp(RespConnection),
 }
 
 impl Connection {
-    async fn open(plan: &Plan) -> io::Result<Self> {
+    fn open(plan: &Plan) -> io::Result<Self> {
+        let token = plan.token.as_deref();
         match plan.surface {
-            Surface::Http | Surface::Check => HttpConnection::open(plan).await.map(Self::Http),
-            Surface::Resp => RespConnection::open(plan).await.map(Self::Resp),
-        }
-    }
-
-    async fn ask(&mut self, plan: &Plan, keys: &[u64]) -> io::Result<Answers> {
-        match self {
-            Self::Http(connection) => connection.ask(plan, keys).await,
-            Self::Resp(connection) => connection.ask(plan, keys).await,
-        }
-    }
-}
-
-/// One connection, and its part of the load.
-struct Driver {
-    plan: Arc<Plan>,
-    keys: Keys,
-    pace: Pace,
-    ends: Instant,
-    answered: Arc<AtomicU64>,
-    /// Of all connections of the thread: a histogram is a quarter of a megabyte.
-    found: Rc<RefCell<Findings>>,
-}
-
-impl Driver {
-    async fn run(mut self) {
-        while now() < self.ends {
-            if let Err(error) = self.run_connection().await {
-                self.found.borrow_mut().answers.failed(&error);
-                sleep_until((now() + REOPEN_AFTER).min(self.ends)).await;
+            Surface::Http | Surface::Check => {
+                let connection = HttpConnection::open(plan.address, ANSWER_TIME_MAX)?;
+                Ok(Self::Http(match token {
+                    Some(token) => connection.with_token(token),
+                    None => connection,
+                }))
+            }
+            Surface::Resp => {
+                let mut connection = RespConnection::open(plan.address, ANSWER_TIME_MAX)?;
+                token.map_or(Ok(()), |token| connection.log_in(token))?;
+                Ok(Self::Resp(connection))
             }
         }
     }
 
+    /// Checks the keys together, as far as the surface has a pipeline.
+    fn ask(&mut self, plan: &Plan, keys: impl Iterator<Item = u64>) -> io::Result<Tally> {
+        let mut answers = Tally::default();
+        match self {
+            Self::Http(connection) => {
+                for key in keys.map(|key| format!("k{key}")) {
+                    answers.record(match plan.surface {
+                        Surface::Check => connection.check(&[("user", &key)], 1)?,
+                        Surface::Http | Surface::Resp => {
+                            connection.limit("bench", &key, plan.limit, PERIOD)?
+                        }
+                    });
+                }
+            }
+            Self::Resp(connection) => {
+                let command = |key| throttle(&format!("bench:k{key}"), plan.limit, PERIOD);
+                connection.send(&keys.map(command).collect::<String>())?;
+                for _ in 0..plan.pipeline {
+                    answers.record(connection.read()?);
+                }
+            }
+        }
+        Ok(answers)
+    }
+}
+
+/// One connection, and its part of the load.
+struct BenchClient<'a> {
+    plan: &'a Plan,
+    keys: Keys,
+    pace: Pace,
+    ends: Instant,
+    /// Of all clients: a histogram is a quarter of a megabyte.
+    findings: &'a Mutex<Findings>,
+}
+
+impl<'a> BenchClient<'a> {
+    fn new(plan: &'a Plan, number: u64, started: Instant, findings: &'a Mutex<Findings>) -> Self {
+        let (place, clients) = (u32::try_from(number), u32::try_from(plan.connections));
+        Self {
+            plan,
+            keys: Keys { state: number * CONNECTION_STRIDE, count: plan.keys },
+            pace: Pace::new(plan.every(), place.unwrap_or(0), clients.unwrap_or(1), started),
+            ends: started + plan.duration,
+            findings,
+        }
+    }
+
+    fn run(mut self) {
+        while now() < self.ends
+            && let Err(error) = self.run_connection()
+        {
+            lock(self.findings).answers.fail(&error);
+            wait_until((now() + REOPEN_AFTER).min(self.ends));
+        }
+    }
+
     /// Until the time is up, or the connection fails.
-    async fn run_connection(&mut self) -> io::Result<()> {
-        let mut connection = timeout(ANSWER_TIME_MAX, Connection::open(&self.plan)).await??;
-        let mut batch = Vec::new();
-        loop {
-            let Some(due) = self.pace.wait(self.ends).await else { return Ok(()) };
-            batch.clear();
-            batch.extend((0..self.plan.pipeline).map(|_| self.keys.draw()));
-            let answers = timeout(ANSWER_TIME_MAX, connection.ask(&self.plan, &batch)).await??;
-            self.answered.fetch_add(answers.decisions(), Ordering::Relaxed);
-            self.found.borrow_mut().note(answers, now() - due);
+    fn run_connection(&mut self) -> io::Result<()> {
+        let mut connection = Connection::open(self.plan)?;
+        while let Some(due) = self.pace.wait(self.ends) {
+            let keys = (0..self.plan.pipeline).map(|_| self.keys.draw());
+            let answers = connection.ask(self.plan, keys)?;
+            lock(self.findings).record(answers, now() - due);
         }
-    }
-}
-
-/// When the next batch is due.
-struct Pace {
-    next: Instant,
-    every: Option<Duration>,
-}
-
-impl Pace {
-    /// Staggers the connections, so that the load is even.
-    fn new(plan: &Plan, number: u64, started: Instant) -> Self {
-        let every = plan.every();
-        let turn = |every: Duration| {
-            let (number, connections) = (u32::try_from(number), u32::try_from(plan.connections));
-            every * number.unwrap_or(0) / connections.unwrap_or(1)
-        };
-        Self { next: started + every.map_or(Duration::ZERO, turn), every }
-    }
-
-    /// Waits until the next batch is due; returns `None` if the run ends first. Latency counts from
-    /// the due time, so a slow server cannot hide the time that requests wait for it.
-    async fn wait(&mut self, ends: Instant) -> Option<Instant> {
-        let Some(every) = self.every else { return Some(now()).filter(|now| *now < ends) };
-        let due = self.next;
-        if due.max(now()) >= ends {
-            return None;
-        }
-        self.next += every;
-        sleep_until(due).await;
-        Some(due)
+        Ok(())
     }
 }
 
@@ -289,11 +218,6 @@ impl Keys {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % self.count
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "measures how long a server takes; nothing is decided by it")]
-fn now() -> Instant {
-    Instant::now()
 }
 
 fn millis(time: Duration) -> u64 {

@@ -1,14 +1,11 @@
 //! `tidegate bench`: a bounded load on a running server, and how it bore it.
 
-mod http;
 mod load;
 mod plan;
 mod report;
-mod resp;
 
 use std::io;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -84,7 +81,7 @@ fn number(
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
-    let plan = Arc::new(Plan::read(matches)?);
+    let plan = Plan::read(matches)?;
     plan.reach().map_err(|error| not_there(&plan, &error))?;
     let findings = load::run(&plan)?;
     if matches.get_flag("json") {

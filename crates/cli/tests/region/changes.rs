@@ -2,9 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tidegate_testkit::{Proxy, Redis, Traffic, ask, wait_until};
+use tidegate_testkit::{Fleet, Proxy, Redis, Traffic, ask, wait_until};
 
-use crate::field::{Client, FOR_EVER, Field, TIME_MAX, metric};
+use crate::client::{Client, FOR_EVER, TIME_MAX, metric, start_region};
 use crate::load::Load;
 use crate::meters::{MeterSums, lives_left_us};
 
@@ -19,12 +19,12 @@ fn rule(name: &str, class: &str, limit: u64, version: u32) -> String {
 }
 
 /// Waits until every server decides by a version of the only rule.
-fn wait_for_version(field: &Field, version: u64) {
-    for node in 0..field.nodes.len() {
+fn wait_for_version(fleet: &Fleet, version: u64) {
+    for node in 0..fleet.servers.len() {
         let key = || ("security".to_owned(), "somebody else".to_owned());
         let is_it =
-            |answer: &crate::field::Answer| answer.body["rules"][0]["version"].as_u64() == Some(version);
-        field.client(node).check_until("the new rules", key, is_it);
+            |answer: &crate::client::Answer| answer.body["rules"][0]["version"].as_u64() == Some(version);
+        Client::of(&fleet.servers[node]).check_until("the new rules", key, is_it);
     }
 }
 
@@ -33,27 +33,27 @@ fn wait_for_version(field: &Field, version: u64) {
 #[test]
 fn a_limit_that_is_raised_and_lowered_is_never_passed() {
     let redis = Redis::start(&[]);
-    let mut field = Field::start(&redis.url(), &rule("security", "security", 400, 1), 2);
-    let load = Load::start(field.addresses(), &["security"], 1);
+    let mut fleet = start_region(&redis.url(), &rule("security", "security", 400, 1), 2);
+    let load = Load::start(fleet.addresses("http"), &["security"], 1);
     let granted = || load.so_far().granted("security");
     let nearly = |limit: u64| {
         wait_until("nearly everything to be granted", TIME_MAX, || granted() >= limit * 95 / 100);
         assert!(granted() <= limit, "{} of {limit}", granted());
     };
     nearly(400);
-    field.rewrite(&rule("security", "security", 2_000, 2));
+    fleet.replace_rules(&rule("security", "security", 2_000, 2));
     wait_until("some of what is new", TIME_MAX, || granted() >= 800);
-    field.rewrite(&rule("security", "security", 600, 3));
-    wait_for_version(&field, 3);
+    fleet.replace_rules(&rule("security", "security", 600, 3));
+    wait_for_version(&fleet, 3);
     let (before, held) = (granted(), MeterSums::of([&redis], "security").holders.values().sum::<u64>());
     load.wait_for("regional", ENOUGH);
     assert!(granted() <= before + held, "{} after {before}, of which {held} were held", granted());
     assert!(granted() <= 2_000);
-    field.rewrite(&rule("security", "security", 3_000, 4));
+    fleet.replace_rules(&rule("security", "security", 3_000, 4));
     nearly(3_000);
     load.wait_for("regional", ENOUGH);
     let tally = load.stop();
-    field.stop();
+    fleet.stop();
     assert!(tally.granted("security") <= 3_000, "{tally:?}");
 }
 
@@ -80,10 +80,10 @@ fn limit_with_a_new_algorithm_or_period_keeps_its_usage() {
         rule("security") + &rule("comfort")
     };
     let redis = Redis::start(&[]);
-    let mut field = Field::start(&redis.url(), &rules(1), 2);
-    let load = Load::start(field.addresses(), &["security", "comfort"], 1);
+    let mut fleet = start_region(&redis.url(), &rules(1), 2);
+    let load = Load::start(fleet.addresses("http"), &["security", "comfort"], 1);
     for version in 1..=HOW.len() {
-        field.rewrite(&rules(version));
+        fleet.replace_rules(&rules(version));
         let limit = STEP * version as u64;
         for kind in ["security", "comfort"] {
             let what = format!("what is new of {kind} in version {version}");
@@ -93,12 +93,12 @@ fn limit_with_a_new_algorithm_or_period_keeps_its_usage() {
         }
     }
     load.wait_for("regional", ENOUGH);
-    for node in &field.nodes {
+    for node in &fleet.servers {
         assert_eq!(metric(node, "tidegate_origin_up"), 1);
         assert_eq!(metric(node, "tidegate_origin_refused_total"), 0);
     }
     let tally = load.stop();
-    field.stop();
+    fleet.stop();
     let limit = STEP * HOW.len() as u64;
     assert!(tally.granted("security") <= limit, "{tally:?}");
     assert!(MeterSums::of([&redis], "security").charged >= tally.granted("security"), "{tally:?}");
@@ -112,12 +112,12 @@ fn request_larger_than_any_grant_uses_recalled_grants() {
     const LIMIT: u64 = 1_000;
     const LARGE: u64 = 600;
     let redis = Redis::start(&[]);
-    let mut field = Field::start(&redis.url(), &rule("security", "security", LIMIT, 1), 2);
-    let load = Load::start(field.addresses(), &["security"], 1);
+    let mut fleet = start_region(&redis.url(), &rule("security", "security", LIMIT, 1), 2);
+    let load = Load::start(fleet.addresses("http"), &["security"], 1);
     load.wait_for("regional", 20);
     let small = load.stop().granted("security");
     assert!(small <= LIMIT - LARGE, "{small} are gone already");
-    let mut client = field.client(0);
+    let mut client = Client::of(&fleet.servers[0]);
     let key = [("security", "key 0")];
     let never = client.check(&key, LIMIT + 1);
     wait_until("an answer of the origin", TIME_MAX, || client.check(&key, LIMIT + 1).is_regional());
@@ -130,7 +130,7 @@ fn request_larger_than_any_grant_uses_recalled_grants() {
         allowed
     });
     assert!(!client.check(&key, LARGE).allowed, "once");
-    field.stop();
+    fleet.stop();
     assert!(small + large <= LIMIT);
     assert_eq!(MeterSums::of([&redis], "security").charged, small + large);
 }
@@ -177,8 +177,8 @@ fn a_fail_over_that_loses_writes_stays_inside_the_bound() {
     });
     let front = Proxy::start(master.address());
     let rules = rule("security", "security", LIMIT, 1) + &rule("comfort", "comfort", LIMIT, 1);
-    let mut field = Field::start(&front.url(), &rules, NODES);
-    let load = Load::start(field.addresses(), &["security", "comfort"], 1);
+    let mut fleet = start_region(&front.url(), &rules, NODES);
+    let load = Load::start(fleet.addresses("http"), &["security", "comfort"], 1);
     let granted = || load.so_far().granted("security");
     wait_until("a part to be granted", TIME_MAX, || granted() >= LIMIT / 4);
     replication.set(Traffic::HalfOpen);
@@ -202,7 +202,7 @@ fn a_fail_over_that_loses_writes_stays_inside_the_bound() {
     }
     load.wait_for("regional", ENOUGH);
     let tally = load.stop();
-    field.stop();
+    fleet.stop();
     let (security, comfort) = (tally.granted("security"), tally.granted("comfort"));
     println!(
         "{security} of {LIMIT} passed of security, {comfort} of comfort, of which {} may",
@@ -265,11 +265,11 @@ fn window_at_its_limit_keeps_its_usage_and_short_grants() {
         )
     };
     let rules = window("security", WINDOW_LIMIT) + &window("plenty", 1_000_000);
-    let mut field = Field::start(&redis.url(), &rules, 2);
-    let mut client = field.client(0);
+    let mut fleet = start_region(&redis.url(), &rules, 2);
+    let mut client = Client::of(&fleet.servers[0]);
     let first = now_us() / PERIOD_US;
-    let asking: Vec<_> = field
-        .addresses()
+    let asking: Vec<_> = fleet
+        .addresses("http")
         .into_iter()
         .map(|address| std::thread::spawn(move || granted_in_cells(Client::new(address))))
         .collect();
@@ -286,7 +286,7 @@ fn window_at_its_limit_keeps_its_usage_and_short_grants() {
         asking.iter().all(std::thread::JoinHandle::is_finished)
     });
     let grants: Vec<Grant> = asking.into_iter().flat_map(|asking| asking.join().expect("no panic")).collect();
-    field.stop();
+    fleet.stop();
     assert!(
         longest_us > STRICT_US_MAX,
         "who was not denied is granted something for longer: {longest_us} us"

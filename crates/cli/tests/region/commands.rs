@@ -1,13 +1,12 @@
 //! How many commands decisions cost Redis.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpStream;
 use std::time::Duration;
 
+use tidegate_load::RespConnection;
 use tidegate_testkit::{Redis, START_TIME_MAX, Server, ask, wait_until};
 
-use crate::field::{FOR_EVER, Field, TIME_MAX, metric};
+use crate::client::{Client, FOR_EVER, TIME_MAX, metric, start_region};
 use crate::meters::{assert_all_end, commands};
 
 /// Idle time after which no further call is expected: a few times the report interval of a server.
@@ -61,8 +60,8 @@ fn a_cold_request_under_four_limits_is_one_command() {
     };
     let keys = [("user", "'user'"), ("path", "'user','path'"), ("method", "'user','method'")];
     let rules: String = keys.iter().map(|(name, key)| rule(name, key)).collect();
-    let field = Field::start(&redis.url(), &(rules + &rule("all", "'user','path','method'")), 1);
-    let mut client = field.client(0);
+    let fleet = start_region(&redis.url(), &(rules + &rule("all", "'user','path','method'")), 1);
+    let mut client = Client::of(&fleet.servers[0]);
     let mut asks = |number: u64| {
         let user = format!("user {number}");
         client.check(&[("user", &user), ("path", "/"), ("method", "GET")], 1)
@@ -70,11 +69,11 @@ fn a_cold_request_under_four_limits_is_one_command() {
     let mut number = 0;
     wait_until("the script to be loaded, and a request that was answered in time", TIME_MAX, || {
         wait_for_quiet(&redis);
-        let (run, before) = (scripts(&redis), said(&field.nodes[0]));
+        let (run, before) = (scripts(&redis), said(&fleet.servers[0]));
         number += 1;
         let answer = asks(number);
         wait_for_quiet(&redis);
-        let after = said(&field.nodes[0]);
+        let after = said(&fleet.servers[0]);
         let [calls, repeats, updates] = [0, 1, 2].map(|at| after[at] - before[at]);
         // The first request loads the script. A request without a reply in time is decided locally,
         // and reported later.
@@ -97,19 +96,16 @@ fn a_cold_request_under_four_limits_is_one_command() {
 #[test]
 fn a_thousand_cold_requests_on_one_key_are_asked_in_a_few_calls() {
     let redis = Redis::start(&["--slowlog-log-slower-than", "0", "--slowlog-max-len", "100000"]);
-    let field = Field::start(&redis.url(), "rules = []", 1);
-    let address = field.nodes[0].address("resp");
-    let connect = || {
-        let stream = TcpStream::connect(address).expect("it listens");
-        stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time");
-        stream
-    };
+    let fleet = start_region(&redis.url(), "rules = []", 1);
+    let address = fleet.servers[0].address("resp");
+    let connect = || RespConnection::open(address, START_TIME_MAX).expect("it listens");
     throttle(connect(), "warm", 1);
     wait_for_quiet(&redis);
     ask::<String>(&redis, &["SLOWLOG", "RESET"]);
-    let streams: Vec<TcpStream> = (0..CONNECTIONS).map(|_| connect()).collect();
-    let asking =
-        streams.into_iter().map(|stream| std::thread::spawn(move || throttle(stream, "cold", REQUESTS)));
+    let connections: Vec<RespConnection> = (0..CONNECTIONS).map(|_| connect()).collect();
+    let asking = connections
+        .into_iter()
+        .map(|connection| std::thread::spawn(move || throttle(connection, "cold", REQUESTS)));
     let asking: Vec<_> = asking.collect();
     let passed: usize = asking.into_iter().map(|asking| asking.join().expect("no panic")).sum();
     assert_eq!(passed, CONNECTIONS * REQUESTS);
@@ -121,18 +117,10 @@ fn a_thousand_cold_requests_on_one_key_are_asked_in_a_few_calls() {
 }
 
 /// Sends a number of checks on a key at once. Returns how many pass.
-fn throttle(mut stream: TcpStream, key: &str, times: usize) -> usize {
-    let request = format!("CL.THROTTLE {key} 1000000 1000000 86400\r\n");
-    stream.write_all(request.repeat(times).as_bytes()).expect("sent");
-    let mut lines = BufReader::new(stream).lines();
-    let mut line = || lines.next().expect("an answer").expect("text");
-    let passes = (0..times).map(|_| {
-        assert_eq!(line(), "*5");
-        let limited = line();
-        (0..4).for_each(|_| drop(line()));
-        limited == ":0"
-    });
-    passes.filter(|passes| *passes).count()
+fn throttle(mut connection: RespConnection, key: &str, times: usize) -> usize {
+    let command = tidegate_load::throttle(key, 1_000_000, Duration::from_hours(24));
+    connection.send(&command.repeat(times)).expect("sent");
+    (0..times).filter(|_| connection.read().expect("an answer").expect("a decision").is_allowed).count()
 }
 
 type Entry = (i64, i64, i64, Vec<Vec<u8>>, String, String);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tidegate_testkit::{APPEND_ONLY, Cluster, Proxy, Redis, Server, Signal, Traffic, ask, wait_until};
+use tidegate_testkit::{APPEND_ONLY, Cluster, Fleet, Proxy, Redis, Server, Signal, Traffic, ask, wait_until};
 
-use crate::field::{FOR_EVER, Field, TIME_MAX, is_long, lasts, metric};
+use crate::client::{FOR_EVER, TIME_MAX, is_long, lasts, metric, start_region};
 use crate::load::{COST_MAX, Load, Tally};
 use crate::meters::{MeterSums, assert_all_end, commands, meter_keys};
 
@@ -76,10 +76,10 @@ fn charged_for_nothing<'s>(tally: &Tally, servers: &(impl IntoIterator<Item = &'
 /// Waits until the servers have reported all usage, stops them, and compares the admitted units
 /// with the origin. `security` limits are also charged lapsed grants and `known`, and nothing else.
 fn settle<'s>(
-    mut field: Field,
+    mut fleet: Fleet,
     tally: &Tally,
     servers: impl IntoIterator<Item = &'s Redis> + Clone,
-    known: impl Fn(&Field) -> u64,
+    known: impl Fn(&Fleet) -> u64,
 ) {
     // When so few units are granted, servers have reported each key again and know all lapses.
     let mut held = 0;
@@ -88,8 +88,8 @@ fn settle<'s>(
         held <= HELD_AT_LAST
     });
     // These grants may lapse while the servers stop.
-    let most = held + lapsed(&field.nodes) + known(&field);
-    field.stop();
+    let most = held + lapsed(&fleet.servers) + known(&fleet);
+    fleet.stop();
     for kind in KINDS {
         let (held, granted) = (MeterSums::of(servers.clone(), kind), tally.granted(kind));
         assert!(held.meters == KEYS && granted > 0, "{kind}: {held:?}");
@@ -106,29 +106,29 @@ fn settle<'s>(
 }
 
 /// Only admitted units and lapses are charged.
-fn nothing_else(_: &Field) -> u64 {
+fn nothing_else(_: &Fleet) -> u64 {
     0
 }
 
 /// Returns the units that passed for requests after their timeout. A store that may have lost
 /// writes does not refund them.
-fn units_passed_after_timeout(field: &Field) -> u64 {
-    field.nodes.iter().map(|node| metric(node, "tidegate_origin_returned_total")).sum()
+fn units_passed_after_timeout(fleet: &Fleet) -> u64 {
+    fleet.servers.iter().map(|node| metric(node, "tidegate_origin_returned_total")).sum()
 }
 
 /// Runs two servers through a fault, and checks the region afterwards.
 fn survives(
     redis: &mut Redis,
     origin: &str,
-    known: impl Fn(&Field) -> u64,
+    known: impl Fn(&Fleet) -> u64,
     goes_wrong: impl FnOnce(&mut Redis, &Load),
 ) {
-    let field = Field::start(origin, &rules(), 2);
-    let load = Load::start(field.addresses(), KINDS, KEYS);
+    let fleet = start_region(origin, &rules(), 2);
+    let load = Load::start(fleet.addresses("http"), KINDS, KEYS);
     load.wait_for("regional", ENOUGH);
     goes_wrong(redis, &load);
     load.wait_for("regional", ENOUGH);
-    settle(field, &load.stop(), [&*redis], known);
+    settle(fleet, &load.stop(), [&*redis], known);
 }
 
 /// Waits until clients get decisions without the origin, with source `local`.
@@ -199,8 +199,8 @@ fn nothing_is_charged_twice_when_answers_are_lost_after_they_were_given() {
 #[test]
 fn nothing_is_lost_or_added_while_slots_move() {
     let cluster = Cluster::start();
-    let field = Field::start(&cluster.url(), &scattered(), 2);
-    let load = Load::start(field.addresses(), KINDS, KEYS);
+    let fleet = start_region(&cluster.url(), &scattered(), 2);
+    let load = Load::start(fleet.addresses("http"), KINDS, KEYS);
     load.wait_for("regional", ENOUGH);
     let masters = cluster.masters();
     for round in 0..if is_long() { 6 } else { 2 } {
@@ -215,26 +215,26 @@ fn nothing_is_lost_or_added_while_slots_move() {
         load.wait_for("regional", ENOUGH);
     }
     let tally = load.stop();
-    settle(field, &tally, masters.iter().map(|master| &cluster.servers[*master]), nothing_else);
+    settle(fleet, &tally, masters.iter().map(|master| &cluster.servers[*master]), nothing_else);
 }
 
 #[test]
 fn nothing_is_lost_or_added_when_servers_are_replaced_one_by_one() {
     let redis = Redis::start(&[]);
-    let mut field = Field::start(&redis.url(), &rules(), 2);
-    let load = Load::start(field.addresses(), KINDS, KEYS);
+    let mut fleet = start_region(&redis.url(), &rules(), 2);
+    let load = Load::start(fleet.addresses("http"), KINDS, KEYS);
     let mut gone = 0;
     for round in 0..if is_long() { 20 } else { 4 } {
         load.wait_for("regional", ENOUGH);
-        let next = field.another();
-        let mut old = std::mem::replace(&mut field.nodes[round % 2], next);
-        load.go_to(field.addresses());
+        let next = fleet.start(&[]);
+        let mut old = std::mem::replace(&mut fleet.servers[round % 2], next);
+        load.go_to(fleet.addresses("http"));
         // Its grants may lapse while it stops, and then it can no longer report that.
         gone += lapsed([&old]) + held_of_guarded(&[&redis]);
         assert_eq!(old.process.terminate(), Some(0));
     }
     load.wait_for("regional", ENOUGH);
-    settle(field, &load.stop(), [&redis], |_| gone);
+    settle(fleet, &load.stop(), [&redis], |_| gone);
 }
 
 /// A killed server loses its unreported usage. Of a forgiving limit, that is at most its grant. Of
@@ -242,21 +242,21 @@ fn nothing_is_lost_or_added_when_servers_are_replaced_one_by_one() {
 #[test]
 fn killed_server_loses_at_most_its_grants() {
     let redis = Redis::start(&[]);
-    let mut field = Field::start(&redis.url(), &rules(), 1);
-    let load = Load::start(field.addresses(), KINDS, KEYS);
+    let mut fleet = start_region(&redis.url(), &rules(), 1);
+    let load = Load::start(fleet.addresses("http"), KINDS, KEYS);
     let (mut lost, mut late) = ([0_u64; KINDS.len()], 0);
     for _ in 0..if is_long() { 10 } else { 2 } {
         load.wait_for("regional", ENOUGH);
-        let next = field.another();
-        late += lapsed(&field.nodes);
-        field.nodes[0].process.kill();
+        let next = fleet.start(&[]);
+        late += lapsed(&fleet.servers);
+        fleet.servers[0].process.kill();
         for (kind, lost) in KINDS.iter().zip(&mut lost) {
             // No other server has a grant: the next one has had no requests, and the grants of
             // earlier ones have lapsed.
             *lost += MeterSums::of([&redis], kind).holders.values().sum::<u64>();
         }
-        field.nodes[0] = next;
-        load.go_to(field.addresses());
+        fleet.servers[0] = next;
+        load.go_to(fleet.addresses("http"));
     }
     load.wait_for("regional", ENOUGH);
     wait_until("what the dead held to lapse", TIME_MAX, || {
@@ -264,8 +264,8 @@ fn killed_server_loses_at_most_its_grants() {
     });
     let tally = load.stop();
     wait_until("nobody to hold anything", TIME_MAX, || held_of_guarded(&[&redis]) == 0);
-    late += lapsed(&field.nodes);
-    field.stop();
+    late += lapsed(&fleet.servers);
+    fleet.stop();
     // Units that may have been decided for clients without a reply.
     let unheard = tally.lost * COST_MAX;
     for (kind, lost) in KINDS.iter().zip(lost) {

@@ -1,11 +1,13 @@
 //! A limit that crosses placements, beside those of the users, on a cluster.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::io;
+use std::sync::Mutex;
 
+use tidegate_load::run_clients;
 use tidegate_testkit::{Cluster, wait_until};
 
-use crate::field::{Client, FOR_EVER, Field, TIME_MAX};
+use crate::client::{Client, FOR_EVER, TIME_MAX, start_region};
 use crate::meters::MeterSums;
 
 /// Limit of the endpoint for all users together, and limit of each user.
@@ -28,21 +30,15 @@ fn rules() -> String {
 #[test]
 fn an_endpoint_is_never_asked_for_more_than_it_takes_nor_any_user_than_is_theirs() {
     let cluster = Cluster::start();
-    let mut field = Field::start(&cluster.url(), &rules(), 2);
-    let granted: Arc<Mutex<BTreeMap<usize, u64>>> = Arc::default();
-    let places = field.addresses().into_iter().cycle();
-    let asking: Vec<_> = (0..4)
-        .zip(places)
-        .map(|(number, address)| {
-            let granted = Arc::clone(&granted);
-            std::thread::spawn(move || ask_for_all(number, Client::new(address), &granted))
-        })
-        .collect();
-    for asking in asking {
-        asking.join().expect("no panic");
-    }
-    field.stop();
-    let granted = granted.lock().expect("no panic").clone();
+    let mut fleet = start_region(&cluster.url(), &rules(), 2);
+    let granted: Mutex<BTreeMap<usize, u64>> = Mutex::default();
+    let clients = run_clients(4, |number| -> io::Result<()> {
+        ask_for_all(number, Client::of(&fleet.servers[number % 2]), &granted);
+        Ok(())
+    });
+    clients.expect("no panic");
+    fleet.stop();
+    let granted = granted.into_inner().expect("no panic");
     let total: u64 = granted.values().sum();
     assert!((NEARLY_ALL..=ENDPOINT).contains(&total), "{total}: {granted:?}");
     assert!(granted.values().all(|units| *units <= EACH), "{granted:?}");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidegate_testkit::wait_until;
 
-use crate::field::{Client, TIME_MAX};
+use crate::client::{Client, TIME_MAX};
 
 /// Number of concurrent clients.
 const CLIENTS: usize = 4;

@@ -11,10 +11,10 @@
 mod support;
 
 mod changes;
+mod client;
 mod commands;
 mod conservation;
 mod crossing;
-mod field;
 mod load;
 mod matrix;
 mod meters;

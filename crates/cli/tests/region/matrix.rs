@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate_testkit::{APPEND_ONLY, Proxy, Redis, Signal, Traffic, ask, wait_until};
 
-use crate::field::{Answer, Client, FOR_EVER, Field, TIME_MAX};
+use crate::client::{Answer, Client, FOR_EVER, TIME_MAX, start_region};
 use crate::meters::is_recognised;
 
 /// Keys for each cell of the table. Each has one request, so no node has a grant for it.
@@ -124,8 +124,8 @@ fn in_words(answers: &[Answer]) -> String {
 fn watch(fault: Fault) -> Row {
     let mut redis = Redis::start(APPEND_ONLY);
     let proxy = Proxy::start(redis.address());
-    let mut field = Field::start(&proxy.url(), &rules(), 1);
-    let mut asker = Asker { client: field.client(0), asked: 0 };
+    let mut fleet = start_region(&proxy.url(), &rules(), 1);
+    let mut asker = Asker { client: Client::of(&fleet.servers[0]), asked: 0 };
     for (_, dimension, _) in KINDS {
         assert!(asker.next_by(dimension, true).allowed, "{dimension} before anything happens");
     }
@@ -147,7 +147,7 @@ fn watch(fault: Fault) -> Row {
         in_words(&(0..KEYS).map(|_| asker.next_by(dimension, true)).collect::<Vec<_>>())
     });
     let after = after.collect();
-    field.stop();
+    fleet.stop();
     Row { fault, meanwhile, after }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tidegate_testkit::{Redis, START_TIME_MAX, Server, ask, wait_until};
 
-use crate::field::{Field, metric};
+use crate::client::{metric, start_region};
 use crate::support::raw::{request, send};
 
 const RULES: &str = "
@@ -76,8 +76,8 @@ fn origin_failure_is_reported_with_address_and_cause_before_any_request() {
             "the store does not reply to a TLS handshake",
         ),
     ] {
-        let field = Field::start(&origin, RULES, 1);
-        let server = &field.nodes[0];
+        let fleet = start_region(&origin, RULES, 1);
+        let server = &fleet.servers[0];
         // A busy machine may time out first.
         wait_until("the cause to be known", START_TIME_MAX, || {
             let seen = &status(server)["origin"];
@@ -102,8 +102,8 @@ fn origin_failure_is_reported_with_address_and_cause_before_any_request() {
 #[test]
 fn outage_is_told_apart_from_a_limit_and_ends_with_its_cause_kept() {
     let mut redis = Redis::start(&[]);
-    let field = Field::start(&redis.url(), RULES, 1);
-    let server = &field.nodes[0];
+    let fleet = start_region(&redis.url(), RULES, 1);
+    let server = &fleet.servers[0];
     let healthy = wait_for_origin(server, "up");
     assert_eq!((&healthy["degraded"], &healthy["origin"]["cause"]), (&json!([]), &Value::Null));
     assert_eq!(healthy["region"]["name"], "test");
@@ -135,10 +135,10 @@ fn outage_is_told_apart_from_a_limit_and_ends_with_its_cause_kept() {
 #[test]
 fn store_that_may_evict_is_reported() {
     let redis = Redis::start(&["--maxmemory-policy", "allkeys-lru"]);
-    let field = Field::start(&redis.url(), RULES, 1);
-    let status = wait_for_origin(&field.nodes[0], "up");
+    let fleet = start_region(&redis.url(), RULES, 1);
+    let status = wait_for_origin(&fleet.servers[0], "up");
     assert_eq!(status["origin"]["eviction_policy"], "allkeys-lru");
-    let (code, ready) = get(&field.nodes[0], "/readyz");
+    let (code, ready) = get(&fleet.servers[0], "/readyz");
     assert!(code == 200 && ready.contains("maxmemory-policy is allkeys-lru, expected noeviction"), "{ready}");
 }
 

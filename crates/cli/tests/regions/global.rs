@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidegate_testkit::{REGIONS, wait_until};
 
 use crate::attack::{Attack, AttackResult, rate};
-use crate::field::{FOR_EVER, TIME_MAX, is_long, lasts};
+use crate::client::{FOR_EVER, TIME_MAX, is_long, lasts};
 use crate::world::World;
 
 /// Units per second, and burst.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use tidegate_testkit::{Proxy, REGIONS, Traffic, ask, wait_until};
 
-use crate::field::{FOR_EVER, TIME_MAX};
+use crate::client::{FOR_EVER, TIME_MAX};
 use crate::world::World;
 
 /// A limit of which less than one unit drains in a quarter of an hour. The usage stays far below

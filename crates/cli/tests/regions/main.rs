@@ -7,9 +7,9 @@
 #![allow(unreachable_pub, reason = "modules of a test program")]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "../region/field.rs"]
+#[path = "../region/client.rs"]
 #[allow(dead_code, reason = "the tests of one region use more of it")]
-mod field;
+mod client;
 #[path = "../support/mod.rs"]
 mod support;
 

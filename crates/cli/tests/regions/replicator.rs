@@ -2,7 +2,7 @@
 
 use tidegate_testkit::{REGIONS, wait_until};
 
-use crate::field::{FOR_EVER, TIME_MAX};
+use crate::client::{FOR_EVER, TIME_MAX};
 use crate::world::World;
 
 /// A sixteenth of this, the publish threshold, is less than the usage in each region.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_testkit::{REGIONS, wait_until};
 
-use crate::field::{Client, FOR_EVER, TIME_MAX, is_long, lasts};
+use crate::client::{Client, FOR_EVER, TIME_MAX, is_long, lasts};
 use crate::world::World;
 
 const LIMIT: usize = 10;

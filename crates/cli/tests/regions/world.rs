@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tempfile::TempDir;
-use tidegate_testkit::{Proxy, REGIONS, Regions, Server, Traffic, wait_until};
+use tidegate_testkit::{Fleet, Proxy, REGIONS, Regions, Traffic, wait_until};
 
-use crate::field::{Client, TIME_MAX, lasts};
-use crate::support::{serve, tidegate, write};
+use crate::client::{Client, TIME_MAX, lasts};
+use crate::support::{fleet, tidegate};
 
 /// One-way delay between two regions.
 const WAY: Duration = Duration::from_millis(80);
@@ -21,34 +20,26 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Regions that count together.
 pub struct World {
     pub ground: Regions,
-    /// Arguments of every server, besides its place.
-    arguments: Vec<String>,
-    /// With the rules, for as long as servers read them.
-    _dir: TempDir,
 }
 
 impl World {
     /// Three regions of so many servers each, with these rules and these arguments besides.
-    pub fn start(rules: &str, servers: usize, arguments: &[&str]) -> Self {
-        let (arguments, dir) = prepare(rules, arguments);
-        let ground =
-            Regions::start(servers, Traffic::Far(WAY, LOST_ONE_IN), |place| start(place, &arguments));
-        Self { ground, arguments, _dir: dir }
+    pub fn start(rules: &str, count: usize, arguments: &[&str]) -> Self {
+        let traffic = Traffic::Far(WAY, LOST_ONE_IN);
+        Self { ground: Regions::start(servers(rules, arguments), count, traffic) }
     }
 
     /// The same without delay. The test can hold back all traffic of a server to peer regions and
     /// to its Redis.
-    pub fn start_on_wires(rules: &str, servers: usize, arguments: &[&str]) -> Self {
-        let (arguments, dir) = prepare(rules, arguments);
-        let ground = Regions::start_on_wires(servers, |place| start(place, &arguments));
-        Self { ground, arguments, _dir: dir }
+    pub fn start_on_wires(rules: &str, count: usize, arguments: &[&str]) -> Self {
+        Self { ground: Regions::start_on_wires(servers(rules, arguments), count) }
     }
 
     /// Replaces each server that is gone.
     pub fn replace_gone(&mut self) {
         for place in self.ground.places() {
             if !self.ground.regions[place.0].servers[place.1].process.is_running() {
-                self.ground.replace(place, |at| start(at, &self.arguments));
+                self.ground.replace(place);
             }
         }
     }
@@ -82,7 +73,7 @@ impl World {
     }
 
     pub fn client(&self, at: (usize, usize)) -> Client {
-        Client::new(self.ground.server(at).address("http"))
+        Client::of(self.ground.server(at))
     }
 
     /// Returns the replication status of a server.
@@ -145,16 +136,8 @@ impl World {
     }
 }
 
-/// Returns the arguments of servers with these rules, and the folder of the rules.
-fn prepare(rules: &str, arguments: &[&str]) -> (Vec<String>, TempDir) {
-    let dir = tempfile::tempdir().expect("a folder");
-    let rules = write(dir.path(), "rules.toml", rules);
+/// Servers with these rules and these arguments besides their place.
+fn servers(rules: &str, arguments: &[&str]) -> Fleet {
     // The tests examine traffic between regions, so a busy machine may delay the origins.
-    let all = ["--rules", &rules, "--workers", "1", "--origin-timeout", "2s"];
-    (all.iter().chain(arguments).map(ToString::to_string).collect(), dir)
-}
-
-fn start(place: &[&str], arguments: &[String]) -> Server {
-    let all: Vec<&str> = place.iter().copied().chain(arguments.iter().map(String::as_str)).collect();
-    serve(&all)
+    fleet(rules, &[&["--workers", "1", "--origin-timeout", "2s"], arguments].concat())
 }

@@ -12,7 +12,7 @@ pub mod terminal;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidegate_testkit::Server;
+use tidegate_testkit::{Fleet, Server};
 
 /// The program with its arguments.
 pub fn tidegate(arguments: &[&str]) -> Command {
@@ -22,6 +22,11 @@ pub fn tidegate(arguments: &[&str]) -> Command {
 /// A server of the test's own, with these arguments besides its addresses.
 pub fn serve(arguments: &[&str]) -> Server {
     Server::start(env!("CARGO_BIN_EXE_tidegate"), arguments)
+}
+
+/// Servers of the test's own that share rules and arguments. None is started yet.
+pub fn fleet(rules: &str, arguments: &[&str]) -> Fleet {
+    Fleet::new(env!("CARGO_BIN_EXE_tidegate"), rules, arguments)
 }
 
 /// A file of the test's own, for as long as its folder lives. Gives its path.

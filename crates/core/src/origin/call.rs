@@ -78,6 +78,24 @@ pub struct MeterUpdate {
     pub cell: u64,
 }
 
+impl MeterUpdate {
+    /// An update that reports nothing and wants no grant.
+    pub fn new(key: impl Into<Box<[u8]>>, terms: Terms) -> Self {
+        Self {
+            key: key.into(),
+            terms,
+            used: 0,
+            owed: 0,
+            refund: 0,
+            refund_of_us: 0,
+            keep: 0,
+            want: 0,
+            life_us: 0,
+            cell: 0,
+        }
+    }
+}
+
 /// Requests that wait for this call: `count` of the same kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckGroup {

@@ -62,18 +62,8 @@ impl Region {
         count: u32,
     ) -> (MeterReply, CheckReply) {
         self.sequence += 1;
-        let mut update = MeterUpdate {
-            key: KEY.into(),
-            terms: self.terms,
-            used: 0,
-            owed: 0,
-            refund: 0,
-            refund_of_us: 0,
-            keep: 0,
-            want: 0,
-            life_us: SECOND,
-            cell: now / SECOND,
-        };
+        let mut update =
+            MeterUpdate { life_us: SECOND, cell: now / SECOND, ..MeterUpdate::new(KEY, self.terms) };
         change(&mut update);
         let call = Call {
             node: NodeId(1),

@@ -127,18 +127,7 @@ pub fn checks(charges: &[(u16, u64)], count: u32) -> CheckGroup {
 }
 
 pub fn update(key: &[u8], terms: Terms) -> MeterUpdate {
-    MeterUpdate {
-        key: key.into(),
-        terms,
-        used: 0,
-        owed: 0,
-        refund: 0,
-        refund_of_us: 0,
-        keep: 0,
-        want: 0,
-        life_us: 10_000_000,
-        cell: 0,
-    }
+    MeterUpdate { life_us: 10_000_000, ..MeterUpdate::new(key, terms) }
 }
 
 /// An origin on Redis, with a time for each call that a busy machine can keep.

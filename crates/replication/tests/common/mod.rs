@@ -62,18 +62,7 @@ pub fn component(key: &str, charged: u64) -> Component {
 
 /// An update of a meter without a grant.
 pub fn update(key: &str) -> MeterUpdate {
-    MeterUpdate {
-        key: key.as_bytes().into(),
-        terms: terms(),
-        used: 0,
-        owed: 0,
-        refund: 0,
-        refund_of_us: 0,
-        keep: 0,
-        want: 0,
-        life_us: 0,
-        cell: 0,
-    }
+    MeterUpdate::new(key.as_bytes(), terms())
 }
 
 /// Where a call to an origin can be stopped.

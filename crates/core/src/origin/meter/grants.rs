@@ -350,18 +350,7 @@ mod tests {
             count: u32,
         ) -> (MeterReply, u32) {
             self.sequence += 1;
-            let mut update = MeterUpdate {
-                key: Box::from(*b"key"),
-                terms,
-                used: 0,
-                owed: 0,
-                refund: 0,
-                refund_of_us: 0,
-                keep: 0,
-                want: 0,
-                life_us: SECOND,
-                cell: 0,
-            };
+            let mut update = MeterUpdate { life_us: SECOND, ..MeterUpdate::new(*b"key", terms) };
             change(&mut update);
             let ask = CheckGroup { charges: vec![Charge { meter: 0, cost: 1 }], count };
             let store = StoreId { lineage: 1, boot: 1, parent: 0, up_us: 0 };

@@ -26,19 +26,7 @@ impl Caller {
     }
 
     fn update(&self, used: u64, keep: u64, want: u64) -> MeterUpdate {
-        let (key, terms) = (Box::from(*b"key"), self.terms);
-        MeterUpdate {
-            key,
-            terms,
-            used,
-            owed: 0,
-            refund: 0,
-            refund_of_us: 0,
-            keep,
-            want,
-            life_us: SECOND,
-            cell: 0,
-        }
+        MeterUpdate { used, keep, want, life_us: SECOND, ..MeterUpdate::new(*b"key", self.terms) }
     }
 
     fn call(&mut self, update: MeterUpdate, checks: Vec<CheckGroup>) -> Call {

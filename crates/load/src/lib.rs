@@ -1,0 +1,15 @@
+//! A load generator: clients that check keys over a connection each, in a closed or an open loop.
+//!
+//! A client is a thread. It waits for its turn, sends its requests and waits for their replies. So
+//! the time of a reply does not depend on the number of clients that one thread would serve.
+
+mod clients;
+mod connection;
+mod http;
+mod resp;
+mod verdict;
+
+pub use clients::{Pace, Turns, now, run_clients, wait_until};
+pub use http::{CheckReply, HttpConnection, HttpReply, check_body};
+pub use resp::{RespConnection, command, throttle};
+pub use verdict::{Outcome, Tally, Verdict};
