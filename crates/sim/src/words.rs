@@ -34,7 +34,11 @@ impl fmt::Display for Scenario {
         if let Some(Regions { weights, wan_us, .. }) = &self.regions {
             write!(f, "; regions of weights {weights:?}, {} ms apart", wan_us / MS_US)?;
         }
-        write!(f, "; {nodes} nodes, {keys} keys, {requests} requests of up to {cost_max} in {length_s} s")?;
+        write!(f, "; {nodes} nodes, {keys} keys, {requests} requests")?;
+        if !matches!(self.shape, Shape::Attack(_)) {
+            write!(f, " of up to {cost_max}")?;
+        }
+        write!(f, " in {length_s} s")?;
         if self.large_ppm > 0 {
             write!(f, ", {} % of them of a whole burst", percent(self.large_ppm))?;
         }

@@ -139,103 +139,38 @@ pub(crate) struct AppliedRound<'a> {
 
 /// An event of a world, as the history and the checkers see it. Times called `true_us` are by the
 /// true time, others by the time since the world began.
+///
+/// - `Refused`: a request did not pass, because it was denied or not decided.
+/// - `Owed`: a node charged a request without a check.
+/// - `PassedAlone`: a node let a request pass by its node share.
+/// - `Heard`: a node received the admission of a request by the origin.
+/// - `Sent`: a node sent a call in a session that had `in_flight` in flight.
+/// - `Lost`: a store lost charges and grants.
+/// - `Connectivity`: a replicator learned whether its region is connected.
+/// - `Healed`: regions hear each other since `begun_us`, and two rounds have passed.
+/// - `Settled`: regions also had time to publish the usage of their shares.
 pub(crate) enum Observation<'a> {
-    Offered {
-        charges: &'a [Charge],
-        true_us: u64,
-    },
-    /// A node or an origin let a request pass.
-    Admitted {
-        region: usize,
-        charges: &'a [Charge],
-        true_us: u64,
-    },
-    /// A node or an origin denied a request.
-    Denied {
-        region: usize,
-        key: usize,
-        charges: &'a [Charge],
-    },
-    /// A request did not pass: it was denied, or not decided.
-    Refused {
-        key: usize,
-        cost: u64,
-        true_us: u64,
-    },
-    /// A node charged a request without a check.
-    Owed {
-        node: NodeId,
-        charges: &'a [Charge],
-    },
-    /// The origin did not decide a request in time.
-    Unanswered {
-        key: usize,
-    },
-    /// A node let a request pass by its node share.
-    PassedAlone {
-        node: NodeId,
-        now: Now,
-        charges: &'a [Charge],
-    },
-    /// A node received the admission of a request by the origin.
-    Heard {
-        node: NodeId,
-        charges: &'a [Charge],
-    },
-    /// A request waited for its decision.
-    Waited {
-        us: u64,
-    },
-    Crashed {
-        node: NodeId,
-    },
-    /// A fault occurred that lasts until this time.
-    Troubled {
-        until_us: u64,
-    },
-    /// A node sent a call in a session that had this one in flight.
-    Sent {
-        node: usize,
-        sequence: u64,
-        in_flight: Option<u64>,
-    },
+    Offered { charges: &'a [Charge], true_us: u64 },
+    Admitted { region: usize, charges: &'a [Charge], true_us: u64 },
+    Denied { region: usize, key: usize, charges: &'a [Charge] },
+    Refused { key: usize, cost: u64, true_us: u64 },
+    Owed { node: NodeId, charges: &'a [Charge] },
+    Unanswered { key: usize },
+    PassedAlone { node: NodeId, now: Now, charges: &'a [Charge] },
+    Heard { node: NodeId, charges: &'a [Charge] },
+    Waited { us: u64 },
+    Crashed { node: NodeId },
+    Troubled { until_us: u64 },
+    Sent { node: usize, sequence: u64, in_flight: Option<u64> },
     Applied(&'a AppliedCall<'a>),
-    /// An origin expired a meter.
-    Expired {
-        region: usize,
-        meter: usize,
-        was: &'a OriginMeter,
-        origin_us: u64,
-    },
-    /// An origin expired sessions of a partition.
-    ExpiredSessions {
-        region: usize,
-        partition: u16,
-        origin_us: u64,
-    },
-    /// A store lost charges and grants.
-    Lost {
-        meter: usize,
-        units: u64,
-    },
+    Expired { region: usize, meter: usize, was: &'a OriginMeter, origin_us: u64 },
+    ExpiredSessions { region: usize, partition: u16, origin_us: u64 },
+    Lost { meter: usize, units: u64 },
     Round(&'a AppliedRound<'a>),
     Merged(AppliedMerge),
-    /// A replicator learned whether its region is connected.
-    Connectivity {
-        region: usize,
-        is_connected: bool,
-    },
-    /// Two rounds have passed since regions hear each other again, at `begun_us`.
-    Healed {
-        regions: &'a [Region],
-        known: &'a [KeyKnowledge],
-        begun_us: u64,
-    },
-    /// Regions had time to publish the usage of their shares since `begun_us`.
-    Settled {
-        regions: &'a [Region],
-        begun_us: u64,
-    },
+    Connectivity { region: usize, is_connected: bool },
+    Healed { regions: &'a [Region], known: &'a [KeyKnowledge], begun_us: u64 },
+    Settled { regions: &'a [Region], begun_us: u64 },
 }
 
 /// The end of a world.

@@ -45,9 +45,9 @@ const PAUSE_US_MAX: u64 = 20 * SECOND_US;
 /// Longest time until a node learns of a changed limit, µs.
 const RULE_LAG_US: u64 = SECOND_US;
 
-/// Least deviation of the clock rates of machines in several regions, millionths. Time
-/// synchronization keeps it small.
-const REGIONS_SKEW_PPM: u32 = 50;
+/// Clocks of machines in several regions: the least reading when the world begins, µs, and the least
+/// range of their rates, millionths. Time synchronization keeps rates close.
+const REGIONS_CLOCK: (u64, u32) = (SECOND_US, 50);
 
 /// A process: a node at its place in a region. A message to an earlier process does not reach a
 /// later one.
@@ -264,10 +264,10 @@ impl<'s> World<'s> {
     }
 
     fn new_clock(&mut self) -> SkewedClock {
-        let least = if self.scenario.regions.is_some() { REGIONS_SKEW_PPM } else { 0 };
-        let skew = i64::from(self.scenario.faults.skew_ppm.max(least));
+        let (least_us, least_ppm) = if self.scenario.regions.is_some() { REGIONS_CLOCK } else { (0, 0) };
+        let skew = i64::from(self.scenario.faults.skew_ppm.max(least_ppm));
         SkewedClock {
-            offset_us: self.rng.u64(SECOND_US..1_000 * SECOND_US),
+            offset_us: self.rng.u64(least_us..1_000 * SECOND_US),
             rate_ppm: self.rng.i64(-skew..=skew),
             wall_offset_us: EPOCH_US,
         }
