@@ -204,6 +204,7 @@ static NO_LINK_FAULTS: LinkFaults = LinkFaults {
 
 /// A world before it begins.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "the switches of a world are independent")]
 pub struct Scenario {
     /// The seed that determines the world.
     pub seed: u64,

@@ -9,7 +9,7 @@ use crate::rule_editions::RuleEditions;
 use crate::scenario::Scenario;
 
 struct Debt {
-    debt_us: u64,
+    drain_us: u64,
     burst: u64,
     share_capacity: Vec<u64>,
 }
@@ -20,7 +20,7 @@ pub(super) fn new(scenario: &Scenario) -> Option<Box<dyn Checker>> {
     let share_capacity = |region| terms(region).cross_region().map_or(0, |of| of.share_capacity);
     let (capacity, debt_max) = (terms(0).capacity(), scenario.debt_max(&scenario.limit));
     Some(Box::new(Debt {
-        debt_us: scenario.drain_us(capacity + debt_max)
+        drain_us: scenario.drain_us(capacity + debt_max)
             + scenario.drain_us(capacity)
             + PEER_TIMEOUT_DEFAULT_US
             + ORDINARY_US,
@@ -39,7 +39,7 @@ impl Checker for Debt {
         let (cost, at_us) = (charges.first()?.cost, history.now_us);
         let is_small = cost <= self.share_capacity[region] && cost * 2 <= self.burst;
         let passed_us = history.meters[key].last_passed_us();
-        let is_long = at_us > passed_us.max(history.troubled_us) + self.debt_us;
+        let is_long = at_us > passed_us.max(history.troubled_us) + self.drain_us;
         (is_small && is_long).then(|| {
             format!("region {region}, key {key}: denied at {at_us} us, longer than the largest debt drains")
         })

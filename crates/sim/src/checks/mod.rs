@@ -3,6 +3,11 @@
 //! A checker sees every observation of a running world, and the history until then. In the end it
 //! compares the history with the state of all regions.
 
+#![allow(
+    clippy::unnecessary_wraps,
+    reason = "`new` of a checker that applies to all worlds never returns None"
+)]
+
 mod answers;
 mod atomicity;
 mod bound;

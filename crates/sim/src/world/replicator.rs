@@ -83,7 +83,9 @@ impl Links {
     }
 
     pub(super) fn cut(&mut self, cut: usize, ways: &[(usize, usize)], now_us: u64) {
-        ways.iter().for_each(|(from, to)| self.cuts[*from][*to] += 1);
+        for (from, to) in ways {
+            self.cuts[*from][*to] += 1;
+        }
         self.ways.insert(cut, ways.to_vec());
         self.cut_us = now_us;
     }
@@ -91,7 +93,9 @@ impl Links {
     /// Ends a cut, and returns the ways that it was of.
     pub(super) fn mend(&mut self, cut: usize) -> Vec<(usize, usize)> {
         let ways = self.ways.remove(&cut).unwrap_or_default();
-        ways.iter().for_each(|(from, to)| self.cuts[*from][*to] -= 1);
+        for (from, to) in &ways {
+            self.cuts[*from][*to] -= 1;
+        }
         ways
     }
 
