@@ -251,7 +251,10 @@ impl<'s> World<'s> {
     }
 
     fn new_node(&mut self, life: u32, edition: usize) -> Option<Node> {
-        let (clock, id) = (self.new_clock(), self.new_id());
+        // The order of draws is a part of the history of a seed, and differs between the worlds.
+        let first_id = if self.scenario.regions.is_some() { Some(self.new_id()) } else { None };
+        let clock = self.new_clock();
+        let id = first_id.unwrap_or_else(|| self.new_id());
         let mut node = Node::new(id, life, clock, edition, self.scenario.settings())?;
         node.slot_of_limit = self.spoiler.bug == Some(Bug::SlotOfLimit);
         Some(node)

@@ -34,7 +34,6 @@ impl World<'_> {
         let plan: [(u32, fn() -> Event); 13] = [
             (links.replicator_crashes, || Event::ReplicatorDies),
             (links.two_replicators, || Event::SecondReplicator),
-            (faults.crashes, || Event::Crash),
             (faults.restarts, || Event::Restart { process: None }),
             (faults.deploys, || Event::Deploy),
             (faults.freezes, || Event::Freeze),
@@ -42,6 +41,7 @@ impl World<'_> {
             (faults.pauses, || Event::Pause),
             (faults.losses, || Event::Lose),
             (faults.wipes, || Event::Wipe),
+            (faults.crashes, || Event::Crash),
             (faults.rule_changes, || Event::ChangeRule),
             (faults.node_steps, || Event::StepNode),
             (faults.origin_steps, || Event::StepOrigin),
