@@ -3,17 +3,11 @@
 
 use std::time::Duration;
 
-use tidegate_core::origin::Lapse;
-use tidegate_core::{Class, Limit};
+use tidegate_core::Class;
 
-use crate::scenario::{Faults, Scenario, Shape, Spread};
-use crate::swarm::PLENTY_PER_S;
+use crate::scenario::{SECOND_US, Scenario, Shape, Spread};
+use crate::swarm::bucket;
 use crate::world::run;
-
-const SECOND_US: u64 = 1_000_000;
-
-/// One way between a node and the origin, µs: a call takes two milliseconds.
-const DELAY_US: u64 = 1_000;
 
 /// Requests of a case, where its limit is not too slow or too fast for that.
 const REQUESTS: f64 = 60_000.0;
@@ -151,20 +145,12 @@ impl LoadCase {
     }
 
     fn scenario(&self) -> Scenario {
-        let limit = Limit::gcra(self.amount, Duration::from_secs(self.period_s))
-            .and_then(|limit| limit.with_burst(self.burst));
+        let limit = bucket(self.amount, Duration::from_secs(self.period_s), self.burst);
         let (per_second, warm_up_s) = (self.per_second(), self.warm_up_s());
         let seconds = (REQUESTS / per_second).clamp(SECONDS_MIN, SECONDS_MAX);
         let seconds = (warm_up_s + seconds).min(REQUESTS_MAX / per_second);
         Scenario {
-            seed: 1,
-            limit: limit.unwrap_or_else(|_| unreachable!("the limits above are in range")),
-            tolerance_ppm: 0,
-            lapse: Lapse::Counted,
-            class: Class::Security,
             nodes: self.nodes,
-            keys: 1,
-            shared: false,
             spread: self.spread,
             requests: (per_second * seconds) as u64,
             length_us: (seconds * SECOND_US as f64) as u64,
@@ -172,12 +158,7 @@ impl LoadCase {
             keeps_refusals: self.is_within_limit(),
             shape: Shape::Poisson,
             cost_max: self.cost_max,
-            uneven: false,
-            large_ppm: 0,
-            charges_ppm: 0,
-            delay_us: DELAY_US,
-            faults: Faults::default(),
-            updates_per_s_max: PLENTY_PER_S,
+            ..Scenario::new(limit, Class::Security)
         }
     }
 

@@ -3,18 +3,12 @@
 
 use std::time::Duration;
 
-use tidegate_core::origin::Lapse;
-use tidegate_core::{Class, Limit};
+use tidegate_core::Class;
 
 use crate::report::Report;
-use crate::scenario::{Faults, Scenario, Shape, Spread};
-use crate::swarm::PLENTY_PER_S;
+use crate::scenario::{SECOND_US, Scenario, Spread};
+use crate::swarm::bucket;
 use crate::world::run;
-
-const SECOND_US: u64 = 1_000_000;
-
-/// One way between a node and the origin, µs: a call takes two milliseconds.
-const DELAY_US: u64 = 1_000;
 
 /// A case of the model, with the results of the model.
 #[derive(Clone, Copy, Debug)]
@@ -115,30 +109,13 @@ pub fn cases() -> impl Iterator<Item = Case> {
 
 impl Case {
     fn scenario(&self) -> Scenario {
-        let limit = Limit::gcra(self.amount, Duration::from_secs(self.period_s))
-            .and_then(|limit| limit.with_burst(self.burst));
+        let limit = bucket(self.amount, Duration::from_secs(self.period_s), self.burst);
         Scenario {
-            seed: 1,
-            limit: limit.unwrap_or_else(|_| unreachable!("the model's limits are in range")),
-            tolerance_ppm: 0,
-            lapse: Lapse::Counted,
-            class: Class::Security,
             nodes: self.nodes,
-            keys: 1,
-            shared: false,
             spread: self.spread,
             requests: self.load_milli * self.seconds / 1_000,
             length_us: self.seconds * SECOND_US,
-            steady_from_us: 0,
-            keeps_refusals: false,
-            shape: Shape::Steady,
-            cost_max: 1,
-            uneven: false,
-            large_ppm: 0,
-            charges_ppm: 0,
-            delay_us: DELAY_US,
-            faults: Faults::default(),
-            updates_per_s_max: PLENTY_PER_S,
+            ..Scenario::new(limit, Class::Security)
         }
     }
 

@@ -1,9 +1,10 @@
 //! A node: the shipped engine and table, on a clock of its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_core::engine::{self, Effect, Engine, EngineRequest, EngineSettings, MeterRef};
-use tidegate_core::origin::NodeId;
+use tidegate_core::origin::{Call, NodeId};
 use tidegate_core::{
     Check, CheckOutcome, DecidingMeter, Digest, FallbackState, KeySpace, Limit, NodeShare, Now,
     RequestVerdict, Retry, Secret, Shares, Table, Verdict,
@@ -16,8 +17,8 @@ use crate::scenario::Charge;
 /// Memory of a node's table: few keys live in it.
 const TABLE_BYTES: usize = 1 << 16;
 
-/// How many partitions the keys are spread over.
-pub(crate) const PARTITIONS: u16 = 4;
+/// How many partitions the keys are spread over at most.
+pub(crate) const PARTITIONS_MAX: usize = 4;
 
 /// The most limits that a request is under.
 const METERS_MAX: usize = 2;
@@ -51,6 +52,8 @@ pub(crate) struct Node {
     pub(crate) closing: bool,
     /// Which edition of the limits it knows.
     pub(crate) edition: usize,
+    /// The call in flight to each partition, and when it was first sent.
+    pub(crate) in_flight: BTreeMap<u16, (Arc<Call>, u64)>,
     /// Whether it makes the mistake to keep a limit that counts in another way in another slot.
     pub(crate) slot_of_limit: bool,
 }
@@ -77,6 +80,7 @@ impl Node {
             frozen_until_us: 0,
             closing: false,
             edition,
+            in_flight: BTreeMap::new(),
             slot_of_limit: false,
         })
     }
@@ -133,7 +137,7 @@ impl Node {
         &mut self,
         now: Now,
         ticket: u64,
-        shared: bool,
+        partition: u16,
         metered: &[MeteredCharge],
         effects: &mut Vec<Effect>,
     ) {
@@ -141,7 +145,6 @@ impl Node {
             meter: self.meter(metered),
             cost: metered.charge.cost,
         };
-        let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
         let charges = metered.iter().map(charge).collect();
         self.engine.on_request(now, EngineRequest { ticket, partition, charges }, effects);
     }
@@ -150,11 +153,10 @@ impl Node {
     pub(crate) fn decide_alone(
         &self,
         now: Now,
-        shared: bool,
+        partition: u16,
         metered: &[MeteredCharge],
         fallback_state: impl Fn(FallbackState) -> FallbackState,
     ) -> bool {
-        let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
         let part = |metered: &MeteredCharge| {
             let known = fallback_state(self.engine.fallback_state(now, partition, self.digest(metered)));
             let NodeShare { limit, spent } = NodeShare::new(&metered.rule.limit, known);
@@ -170,12 +172,16 @@ impl Node {
     }
 
     /// Charges a request without a check.
-    pub(crate) fn owe(&mut self, now: Now, shared: bool, metered: &[MeteredCharge]) {
-        let partition = metered.first().map_or(0, |first| partition_of(first.charge.meter, shared));
+    pub(crate) fn owe(&mut self, now: Now, partition: u16, metered: &[MeteredCharge]) {
         for metered in metered {
             let meter = self.meter(metered);
             self.engine.owe(now, partition, &meter, metered.charge.cost);
         }
+    }
+
+    /// The sequence number of the call in flight to a partition.
+    pub(crate) fn sequence_in_flight(&self, partition: u16) -> Option<u64> {
+        self.in_flight.get(&partition).map(|(call, _)| call.sequence)
     }
 
     /// Stops in order: the node reports all usage, and keeps no grant from now on.
@@ -198,9 +204,4 @@ pub(crate) fn name(meter: usize) -> [u8; 8] {
 /// The meter of this name.
 pub(crate) fn meter_of(name: &[u8]) -> usize {
     name.iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
-}
-
-/// Meters of one request lie in one partition.
-pub(crate) fn partition_of(meter: usize, shared: bool) -> u16 {
-    if shared { 0 } else { (meter % usize::from(PARTITIONS)) as u16 }
 }

@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use tidegate_core::origin::{Lapse, Terms};
+use tidegate_core::bound::THRESHOLD_PPM;
+use tidegate_core::origin::{CrossRegionTerms, Lapse, Terms, share_of};
 use tidegate_core::{Algorithm, Limit};
 
+use crate::bug::Bug;
 use crate::scenario::{RuleChange, Scenario};
+
+const PPM: u64 = 1_000_000;
 
 /// How many times as long a period is after it was changed: no multiple of the cells before are
 /// those after.
@@ -19,26 +23,57 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    fn new(scenario: &Scenario, limit: &Limit) -> Self {
-        let terms = Terms::new(limit, scenario.tolerance_ppm, scenario.lapse, 1);
+    /// The rule as the nodes of a region know it.
+    fn new(scenario: &Scenario, region: usize, bug: Option<Bug>, limit: &Limit) -> Self {
+        let terms = Terms::new(limit, scenario.tolerance_ppm, scenario.lapse(), 1);
+        let terms = match cross_region(scenario, region, bug, limit, &terms) {
+            Some(cross_region) => terms.with_cross_region(cross_region),
+            None => terms,
+        };
         Self { limit: limit.at_origin(), terms }
     }
 
-    fn set_version(&mut self, scenario: &Scenario, version: u32) {
-        self.terms = Terms::new(&self.limit, scenario.tolerance_ppm, scenario.lapse, version);
-    }
-
-    /// The same as another version of it.
+    /// Returns the terms as another version of the limit.
     pub(crate) fn with_version(&self, scenario: &Scenario, version: u64) -> Terms {
-        let version = u32::try_from(version).unwrap_or(u32::MAX);
-        Terms::new(&self.limit, scenario.tolerance_ppm, scenario.lapse, version)
+        self.with(scenario, scenario.lapse(), version)
     }
 
     /// Returns the terms with another treatment of lapsed grants.
     pub(crate) fn with_lapse(&self, scenario: &Scenario, lapse: Lapse) -> Terms {
-        let version = u32::try_from(self.terms.version()).unwrap_or(u32::MAX);
-        Terms::new(&self.limit, scenario.tolerance_ppm, lapse, version)
+        self.with(scenario, lapse, self.terms.version())
     }
+
+    fn with(&self, scenario: &Scenario, lapse: Lapse, version: u64) -> Terms {
+        let version = u32::try_from(version).unwrap_or(u32::MAX);
+        let terms = Terms::new(&self.limit, scenario.tolerance_ppm, lapse, version);
+        self.terms.cross_region().map_or(terms, |cross_region| terms.with_cross_region(*cross_region))
+    }
+}
+
+/// How a region counts a limit together with the others, if there are others.
+fn cross_region(
+    scenario: &Scenario,
+    region: usize,
+    bug: Option<Bug>,
+    limit: &Limit,
+    terms: &Terms,
+) -> Option<CrossRegionTerms> {
+    let weights = &scenario.regions.as_ref()?.weights;
+    let share = |whole| match bug {
+        Some(Bug::PartIsWhole) => whole,
+        _ => share_of(whole, weights, region),
+    };
+    let publish_threshold = match bug {
+        Some(Bug::NoThreshold) => 1,
+        _ => (terms.burst() * u64::from(THRESHOLD_PPM) / PPM).max(1),
+    };
+    let debt_max = match bug {
+        Some(Bug::ForgivesAll) => 0,
+        Some(Bug::ForgivesNothing) => u64::MAX,
+        _ => scenario.debt_max(limit),
+    };
+    let (share_amount, share_capacity) = (share(terms.amount()), share(terms.capacity()));
+    Some(CrossRegionTerms { publish_threshold, share_amount, share_capacity, debt_max })
 }
 
 /// An edition of the limits: that of each key, and the one that all keys share.
@@ -48,22 +83,20 @@ struct Edition {
     shared: Rule,
 }
 
-/// The limits of a world: as they were at first, and as they are after a change.
+/// The limits of a region: as they were at first, and as they are after a change.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleEditions {
     editions: [Edition; 2],
     keys: usize,
-    version: u32,
+    version: u64,
     /// The edition that holds.
     pub(crate) current: usize,
 }
 
 impl RuleEditions {
-    pub(crate) fn new(scenario: &Scenario) -> Self {
-        let edition = |limit: &Limit| Edition {
-            key: Rule::new(scenario, limit),
-            shared: Rule::new(scenario, &scaled(limit, 2, 1)),
-        };
+    pub(crate) fn new(scenario: &Scenario, region: usize, bug: Option<Bug>) -> Self {
+        let rule = |limit: &Limit| Rule::new(scenario, region, bug, limit);
+        let edition = |limit: &Limit| Edition { key: rule(limit), shared: rule(&scaled(limit, 2, 1)) };
         let editions = [edition(&scenario.limit), edition(&changed(scenario))];
         Self { editions, keys: scenario.keys, version: 1, current: 0 }
     }
@@ -106,8 +139,8 @@ impl RuleEditions {
         self.version += 1;
         self.current = 1 - self.current;
         let Edition { key, shared } = &mut self.editions[self.current];
-        key.set_version(scenario, self.version);
-        shared.set_version(scenario, self.version);
+        key.terms = key.with_version(scenario, self.version);
+        shared.terms = shared.with_version(scenario, self.version);
     }
 }
 

@@ -3,11 +3,10 @@
 
 use std::time::Duration;
 
-use tidegate_core::origin::Lapse;
-use tidegate_core::{Class, Limit};
+use tidegate_core::Class;
 
-use crate::scenario::{Faults, Scenario, Shape, Spread};
-use crate::swarm::PLENTY_PER_S;
+use crate::scenario::{Scenario, Shape, Spread};
+use crate::swarm::bucket;
 use crate::world::run;
 
 /// One way between a node and the origin, µs.
@@ -58,31 +57,16 @@ pub fn sequence_cases(nodes: usize) -> Vec<SequenceCase> {
 
 impl SequenceCase {
     fn scenario(&self) -> Scenario {
-        let limit = Limit::gcra(self.limit, PERIOD);
         let requests = self.limit + self.limit.div_ceil(2) + 4 * self.nodes as u64;
         Scenario {
-            seed: 1,
-            limit: limit.unwrap_or_else(|_| unreachable!("the limits above are in range")),
-            tolerance_ppm: 0,
-            lapse: Lapse::Forgiven,
-            class: Class::Comfort,
             nodes: self.nodes,
-            keys: 1,
-            shared: false,
             spread: if self.in_turn { Spread::InTurn } else { Spread::Even },
             requests,
             // Waits at the origin come on top of the pauses.
             length_us: self.pause_us * requests,
-            steady_from_us: 0,
-            keeps_refusals: false,
             shape: Shape::Sequence,
-            cost_max: 1,
-            uneven: false,
-            large_ppm: 0,
-            charges_ppm: 0,
             delay_us: DELAY_US,
-            faults: Faults::default(),
-            updates_per_s_max: PLENTY_PER_S,
+            ..Scenario::new(bucket(self.limit, PERIOD, self.limit), Class::Comfort)
         }
     }
 

@@ -1,10 +1,14 @@
-//! Injects known mistakes between nodes and origin, never into the shipped code.
+//! Injects known mistakes between nodes, origins and replicators, never into the shipped code.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidegate_core::FallbackState;
-use tidegate_core::origin::{Call, CallReply, Lapse, MeterUpdate, NodeId, OriginMeter, Partition, StoreId};
+use tidegate_core::origin::{
+    CONNECTED_US_MAX, Call, CallReply, Component, ComponentTotals, Lapse, MergeRequest, MeterUpdate, NodeId,
+    OriginMeter, Partition, RoundReply, RoundRequest, StoreId,
+};
+use tidegate_replication::{Batch, PEER_TIMEOUT_DEFAULT_US};
 
 use crate::bug::Bug;
 use crate::memory::TOO_EARLY_US;
@@ -22,11 +26,21 @@ pub(crate) struct Spoiler {
     sequences: BTreeMap<(NodeId, u16), u64>,
     /// The latest time that the origin's clock showed.
     latest_us: u64,
+    /// Batches that arrived before, by receiving region.
+    came: BTreeSet<(usize, u64, u64)>,
+    /// The first incarnation of each component, by region and key.
+    incarnations: BTreeMap<(usize, Box<[u8]>), u64>,
 }
 
 impl Spoiler {
     pub(crate) fn new(bug: Option<Bug>) -> Self {
-        Self { bug, sequences: BTreeMap::new(), latest_us: 0 }
+        Self {
+            bug,
+            sequences: BTreeMap::new(),
+            latest_us: 0,
+            came: BTreeSet::new(),
+            incarnations: BTreeMap::new(),
+        }
     }
 
     /// Returns the calls that leave a node when it sends one, for the first time or again.
@@ -167,5 +181,106 @@ impl Spoiler {
             }
             _ => {}
         }
+    }
+
+    /// Returns the request that reaches the origin. Its replicator has heard all peers within
+    /// `last_heard_age_us`.
+    pub(crate) fn round(
+        &self,
+        region: usize,
+        round: &RoundRequest,
+        last_heard_age_us: Option<u64>,
+    ) -> RoundRequest {
+        match self.bug {
+            Some(Bug::PairNotParted) => {
+                let connected_for_us = last_heard_age_us
+                    .map_or(0, |last_heard_age_us| PEER_TIMEOUT_DEFAULT_US.saturating_sub(last_heard_age_us));
+                RoundRequest { connected_for_us, settled: true, ..*round }
+            }
+            Some(Bug::NeverParts) => {
+                RoundRequest { connected_for_us: CONNECTED_US_MAX, settled: true, ..*round }
+            }
+            Some(Bug::OneNeverParts) if region == 0 => {
+                RoundRequest { connected_for_us: CONNECTED_US_MAX, settled: true, ..*round }
+            }
+            Some(Bug::SettlesAtOnce) => RoundRequest { settled: true, ..*round },
+            Some(Bug::NeverSettles) if region == 0 => RoundRequest { settled: false, ..*round },
+            Some(Bug::NobodySettles) => RoundRequest { settled: false, ..*round },
+            Some(Bug::TrimsEarly) => RoundRequest { trim: round.after, ..*round },
+            _ => *round,
+        }
+    }
+
+    /// Changes the reply of an origin to its replicator.
+    pub(crate) fn on_gathered(&mut self, gathered: &mut RoundReply, region: usize, partition: &Partition) {
+        if self.bug == Some(Bug::ThresholdOnLevel) {
+            gathered.components.retain(is_level_high);
+        }
+        for component in &mut gathered.components {
+            self.spoil_component(component, region, partition);
+        }
+    }
+
+    fn spoil_component(&mut self, component: &mut Component, region: usize, partition: &Partition) {
+        let Some(meter) = partition.meter(&component.key) else { return };
+        let ComponentTotals::Drained { charged, level, .. } = &mut component.totals else { return };
+        match self.bug {
+            Some(Bug::RepublishesForeign) => {
+                let foreign: u64 = meter.seen().map(|(_, _, totals)| totals.numbers()[0]).sum();
+                (*charged, *level) = (*charged + foreign, *level + foreign);
+            }
+            Some(Bug::PublishesGrants) => {
+                (*charged, *level) = (*charged + meter.held(), *level + meter.held());
+            }
+            Some(Bug::HealingChargesPart) => *charged = (*charged).max(meter.charged()),
+            Some(Bug::KeepsIncarnation) => {
+                let first = self.incarnations.entry((region, component.key.clone()));
+                component.incarnation = *first.or_insert(component.incarnation);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether a batch came before, as far as that makes a difference.
+    pub(crate) fn is_repeat(&mut self, region: usize, batch: &Batch) -> bool {
+        self.bug == Some(Bug::ChargesRepeats)
+            && !self.came.insert((region, batch.id.incarnation, batch.id.sequence))
+    }
+
+    /// Whether a batch is acknowledged before it is merged.
+    pub(crate) fn acknowledges_early(&self) -> bool {
+        self.bug == Some(Bug::AcknowledgesEarly)
+    }
+
+    /// Returns the components of a peer as the origin merges them.
+    pub(crate) fn merge(&self, sent: &MergeRequest, partition: &Partition, is_repeat: bool) -> MergeRequest {
+        let mut request = sent.clone();
+        for component in &mut request.components {
+            let meter = partition.meter(&component.key);
+            let seen = meter.and_then(|meter| {
+                let mut all = meter.seen();
+                all.find(|(from, name, _)| (*from, *name) == (sent.from, component.incarnation))
+            });
+            let ComponentTotals::Drained { charged, level, .. } = &mut component.totals else { continue };
+            match (self.bug, seen) {
+                (Some(Bug::ChargesRepeats), Some((_, _, totals))) if is_repeat => {
+                    *charged = totals.numbers()[0] + (*level).max(1);
+                }
+                (Some(Bug::MergeAdds), Some((_, _, totals))) => *charged += totals.numbers()[0],
+                (Some(Bug::ColdBySum), None) => *level = *charged,
+                _ => {}
+            }
+        }
+        request
+    }
+}
+
+/// Whether as much has not drained as has to be untold.
+fn is_level_high(component: &Component) -> bool {
+    let publish_threshold =
+        component.terms.cross_region().map_or(0, |cross_region| cross_region.publish_threshold);
+    match component.totals {
+        ComponentTotals::Drained { level, .. } => level >= publish_threshold,
+        ComponentTotals::Cells { .. } => true,
     }
 }

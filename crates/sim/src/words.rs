@@ -5,12 +5,12 @@ use std::fmt;
 use tidegate_core::Algorithm;
 use tidegate_core::origin::Lapse;
 
-use crate::scenario::{Faults, RuleChange, Scenario, Shape, Spread};
-use crate::swarm::PLENTY_PER_S;
+use crate::scenario::{
+    Attack, CutKind, Faults, LinkFaults, PLENTY_PER_S, Regions, RuleChange, SECOND_US, Scenario, Shape,
+    Spread,
+};
 
 const MS_US: u64 = 1_000;
-
-const SECOND_US: u64 = 1_000_000;
 
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,21 +22,28 @@ impl fmt::Display for Scenario {
             }
             Algorithm::SlidingWindow => write!(f, "{} in a sliding window of {seconds} s", limit.amount())?,
         }
-        f.write_str(match self.lapse {
+        f.write_str(match self.lapse() {
             Lapse::Counted => ", lapsed grants counted",
             Lapse::Forgiven => ", lapsed grants forgiven",
         })?;
         write!(f, ", of class {}", self.class)?;
         if self.tolerance_ppm > 0 {
-            write!(f, ", {} % tolerated", f64::from(self.tolerance_ppm) / 10_000.0)?;
+            write!(f, ", {} % tolerated", percent(self.tolerance_ppm))?;
         }
         let length_s = self.length_us / SECOND_US;
-        write!(f, "; {nodes} nodes, {keys} keys, {requests} requests of up to {cost_max} in {length_s} s")?;
+        if let Some(Regions { weights, wan_us, .. }) = &self.regions {
+            write!(f, "; regions of weights {weights:?}, {} ms apart", wan_us / MS_US)?;
+        }
+        write!(f, "; {nodes} nodes, {keys} keys, {requests} requests")?;
+        if !matches!(self.shape, Shape::Attack(_)) {
+            write!(f, " of up to {cost_max}")?;
+        }
+        write!(f, " in {length_s} s")?;
         if self.large_ppm > 0 {
-            write!(f, ", {} % of them of a whole burst", f64::from(self.large_ppm) / 10_000.0)?;
+            write!(f, ", {} % of them of a whole burst", percent(self.large_ppm))?;
         }
         if self.charges_ppm > 0 {
-            write!(f, ", {} % of them charged without a check", f64::from(self.charges_ppm) / 10_000.0)?;
+            write!(f, ", {} % of them charged without a check", percent(self.charges_ppm))?;
         }
         if self.shared {
             f.write_str(", under a shared limit as well")?;
@@ -47,6 +54,14 @@ impl fmt::Display for Scenario {
             Shape::Sequence => ", one after the other",
             Shape::Bursts => ", in bursts",
             Shape::Edges => ", at the ends of periods",
+            Shape::Attack(Attack::Flood) => ", as a flood",
+            Shape::Attack(Attack::Lag) => ", as an attack within the lag",
+            Shape::Attack(Attack::Cut) => ", as an attack at partitions",
+            Shape::Attack(Attack::Heal) => ", as an attack at partitions and at their ends",
+            Shape::Attack(Attack::Pause) => ", as an attack before a partition is noticed and at its end",
+            Shape::Attack(Attack::Edges) => ", as an attack at the ends of periods",
+            Shape::Attack(Attack::Wipes) => ", as an attack after origins have lost all data",
+            Shape::Attack(Attack::Rush) => ", as two attacks before a partition is noticed",
         })?;
         f.write_str(match self.spread {
             Spread::Even => " over all nodes",
@@ -59,16 +74,47 @@ impl fmt::Display for Scenario {
         if self.updates_per_s_max < PLENTY_PER_S {
             write!(f, ", each reports about {} meters per second", self.updates_per_s_max)?;
         }
-        write!(f, "; {} ms to the origin; {}", self.delay_us as f64 / MS_US as f64, self.faults)
+        let faults = [self.link_faults().words(), self.faults.words()].concat().join(", ");
+        let faults = if faults.is_empty() { "no faults" } else { &faults };
+        write!(f, "; {} ms to the origin; {faults}", self.delay_us as f64 / MS_US as f64)
     }
 }
 
-impl fmt::Display for Faults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::default() {
-            return f.write_str("no faults");
-        }
-        let percent = |ppm: u32| f64::from(ppm) / 10_000.0;
+/// The words for the faults that occur.
+fn active<const N: usize>(faults: [(u32, String); N]) -> Vec<String> {
+    faults.into_iter().filter(|(count, _)| *count > 0).map(|(_, words)| words).collect()
+}
+
+fn percent(ppm: u32) -> f64 {
+    f64::from(ppm) / 10_000.0
+}
+
+impl LinkFaults {
+    fn words(&self) -> Vec<String> {
+        let cuts = self.cuts.iter().map(|cut| {
+            let cause = match cut.kind {
+                CutKind::All => "all regions partitioned from each other",
+                CutKind::One => "one region partitioned",
+                CutKind::Pair => "one pair partitioned",
+                CutKind::OneWay => "one pair partitioned in one direction",
+                CutKind::Deaf => "the largest region receives nothing",
+            };
+            format!("{cause} at {} s for {} s", cut.at_us / SECOND_US, cut.for_us / SECOND_US)
+        });
+        let others = active([
+            (u32::from(self.resets), "partitions noticed at once".to_owned()),
+            (self.loss_ppm, format!("{} % lost between regions", percent(self.loss_ppm))),
+            (self.repeat_ppm, format!("{} % repeated between regions", percent(self.repeat_ppm))),
+            (self.slow_ppm, format!("{} % slow between regions", percent(self.slow_ppm))),
+            (self.replicator_crashes, format!("{} replicators die", self.replicator_crashes)),
+            (self.two_replicators, format!("two replicators {} times", self.two_replicators)),
+        ]);
+        cuts.chain(others).collect()
+    }
+}
+
+impl Faults {
+    fn words(&self) -> Vec<String> {
         let seconds = |us: u64| us as f64 / SECOND_US as f64;
         let way = if self.one_way { ", in one direction" } else { "" };
         let changed = match self.change {
@@ -76,7 +122,7 @@ impl fmt::Display for Faults {
             RuleChange::Algorithm => "the limit's algorithm",
             RuleChange::Period => "the limit's period",
         };
-        let parts = [
+        active([
             (self.loss_ppm, format!("{} % of messages lost", percent(self.loss_ppm))),
             (self.duplicate_ppm, format!("{} % doubled", percent(self.duplicate_ppm))),
             (self.slow_ppm, format!("{} % up to {} s slower", percent(self.slow_ppm), seconds(self.slow_us))),
@@ -95,9 +141,6 @@ impl fmt::Display for Faults {
             (self.node_steps, format!("{} steps of nodes' clocks", self.node_steps)),
             (self.origin_steps, format!("{} steps of the origin's clock", self.origin_steps)),
             (self.rule_changes, format!("{} changes of {changed}", self.rule_changes)),
-        ];
-        let active: Vec<String> =
-            parts.into_iter().filter(|(count, _)| *count > 0).map(|(_, words)| words).collect();
-        f.write_str(&active.join(", "))
+        ])
     }
 }

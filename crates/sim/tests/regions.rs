@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use tidegate_core::Class;
 use tidegate_sim::{
-    Attack, BoundReach, CutKind, Cuts, Kind, Reach, RegionBug, RegionScenario, RegionSummary, Size,
-    catch_in_regions, region_scenario_of, run_regions, shrink_regions, sweep_regions,
+    Attack, BoundReach, Bug, CutKind, Cuts, Kind, Reach, Scenario, Shape, Size, Summary, Worlds, catch, run,
+    shrink, sweep,
 };
 
 const SIZE: Size = Size { length_us: 240_000_000, requests: 2_000 };
@@ -30,6 +30,21 @@ const LONG_WORLDS: usize = 3;
 /// In how many worlds a mistake has to show.
 const MUTANT_SEEDS: u64 = 400;
 
+fn scenario_of(seed: u64) -> Scenario {
+    Worlds::SeveralRegions.scenario(seed, SIZE)
+}
+
+/// The first worlds of this sort. None of them breaks a promise. Returns how much of its bound each
+/// reached, in thousandths.
+fn reached_milli(is_of_sort: impl Fn(&Scenario) -> bool, worlds: usize) -> Vec<u64> {
+    let reached = (0..).map(scenario_of).filter(is_of_sort).take(worlds).map(|world| {
+        let report = run(&world, None, false);
+        assert_eq!(report.violations, [], "{world}");
+        report.reach.milli()
+    });
+    reached.collect()
+}
+
 fn seeds() -> u64 {
     std::env::var("TIDEGATE_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(64)
 }
@@ -40,10 +55,10 @@ fn threads() -> usize {
 
 #[test]
 fn regions_keep_their_promises_and_their_bound_is_tight() {
-    let summary = sweep_regions(0..seeds(), SIZE, threads(), &|| {});
+    let summary = sweep(Worlds::SeveralRegions, 0..seeds(), SIZE, threads(), &|| {});
     println!("{summary:#?}");
     for (seed, violations) in &summary.broken {
-        let scenario = region_scenario_of(*seed, SIZE.length_us, SIZE.requests);
+        let scenario = scenario_of(*seed);
         for violation in violations {
             println!("seed {seed}: {violation}\n    {scenario}");
         }
@@ -64,15 +79,10 @@ fn regions_keep_their_promises_and_their_bound_is_tight() {
 /// to reach that drain.
 #[test]
 fn drain_before_the_peer_timeout_dominates_a_fast_limit() {
-    let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
-    let rushed = all.filter(|world| world.attack == Attack::Rush).take(RUSHED_WORLDS);
-    let reached = rushed.map(|world| {
-        assert!(world.kind().is_fast, "{world}");
-        let report = run_regions(&world, None, false);
-        assert_eq!(report.violations, [], "{world}");
-        report.reach.milli()
-    });
-    let most = reached.max();
+    let is_rushed = |world: &Scenario| world.shape == Shape::Attack(Attack::Rush);
+    let rushed: Vec<Scenario> = (0..).map(scenario_of).filter(is_rushed).take(RUSHED_WORLDS).collect();
+    assert!(rushed.iter().all(|world| world.kind().is_fast));
+    let most = reached_milli(is_rushed, RUSHED_WORLDS).into_iter().max();
     assert!(most >= Some(REACHED_MILLI), "the bound is loose: {most:?} thousandths reached");
 }
 
@@ -80,10 +90,10 @@ fn drain_before_the_peer_timeout_dominates_a_fast_limit() {
 fn unreached_bounds_over_many_worlds_are_reported() {
     let kind = |is_fast, cuts| Kind { is_window: false, class: Class::Comfort, is_fast, cuts };
     let reached = |excess| BoundReach { worlds: 1, seed: 1, reach: Reach { excess, allowed: 1_000 } };
-    let summary = |seeds, reached: [(Kind, BoundReach); 3]| RegionSummary {
+    let summary = |seeds, reached: [(Kind, BoundReach); 3]| Summary {
         seeds,
         reached: reached.into(),
-        ..RegionSummary::default()
+        ..Summary::default()
     };
     let some = |slow, fast| {
         [
@@ -103,29 +113,18 @@ fn unreached_bounds_over_many_worlds_are_reported() {
 
 #[test]
 fn where_only_one_pair_is_cut_the_bound_is_tight_too() {
-    let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
-    let wide = all.filter(|world| world.regions() > 4 && world.attack == Attack::Lag);
-    let reached = wide.take(PAIR_WORLDS).map(|world| {
-        assert_eq!(world.kind().cuts, Cuts::Pairs);
-        let report = run_regions(&world, None, false);
-        assert_eq!(report.violations, [], "{world}");
-        report.reach.milli()
-    });
-    let reached: Vec<u64> = reached.collect();
+    let is_wide = |world: &Scenario| world.region_count() > 4 && world.shape == Shape::Attack(Attack::Lag);
+    let wide: Vec<Scenario> = (0..).map(scenario_of).filter(is_wide).take(PAIR_WORLDS).collect();
+    assert!(wide.iter().all(|world| world.kind().cuts == Cuts::Pairs));
+    let reached = reached_milli(is_wide, PAIR_WORLDS);
     assert!(reached.iter().any(|milli| *milli >= REACHED_MILLI), "{reached:?} thousandths");
 }
 
 /// Peers hear the deaf region, and pay off the usage that it does not know from their small shares.
 #[test]
 fn where_a_region_with_most_of_the_limit_is_deaf_no_more_passes_than_where_parts_are_alike() {
-    let is_deaf = |world: &RegionScenario| world.faults.cuts.iter().any(|cut| cut.kind == CutKind::Deaf);
-    let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
-    let reached = all.filter(is_deaf).take(DEAF_WORLDS).map(|world| {
-        let report = run_regions(&world, None, false);
-        assert_eq!(report.violations, [], "{world}");
-        report.reach.milli()
-    });
-    let most = reached.max();
+    let is_deaf = |world: &Scenario| world.link_faults().cuts.iter().any(|cut| cut.kind == CutKind::Deaf);
+    let most = reached_milli(is_deaf, DEAF_WORLDS).into_iter().max();
     assert!(most >= Some(REACHED_MILLI), "the bound is loose: {most:?} thousandths reached");
 }
 
@@ -133,26 +132,27 @@ fn where_a_region_with_most_of_the_limit_is_deaf_no_more_passes_than_where_parts
 /// limit.
 #[test]
 fn constant_over_admission_violates_the_long_run_rate() {
-    let all = (0..).map(|seed| region_scenario_of(seed, SIZE.length_us, SIZE.requests));
-    let mut worlds = all.filter(run_is_long).take(LONG_WORLDS);
-    let is_noticed = |world: RegionScenario| {
-        let report = run_regions(&world, Some(RegionBug::ForgivesAll), false);
+    let mut worlds = (0..).map(scenario_of).filter(run_is_long).take(LONG_WORLDS);
+    let is_noticed = |world: Scenario| {
+        let report = run(&world, Some(Bug::ForgivesAll), false);
         report.is_rated && report.violations.iter().any(|violation| violation.promise() == "rate")
     };
     assert!(worlds.any(is_noticed), "no world measures the sustained rate");
 }
 
-fn run_is_long(world: &RegionScenario) -> bool {
-    world.attack == Attack::Flood && (2 * SIZE.length_us..3_600_000_000).contains(&world.length_us)
+fn run_is_long(world: &Scenario) -> bool {
+    world.shape == Shape::Attack(Attack::Flood)
+        && (2 * SIZE.length_us..3_600_000_000).contains(&world.length_us)
 }
 
 #[test]
 fn the_same_seed_gives_the_same_history_of_regions() {
+    let small = Size { length_us: SIZE.length_us / 3, requests: 500 };
     let mut hashes = BTreeSet::new();
     for seed in 0..6 {
-        let scenario = region_scenario_of(seed, SIZE.length_us / 3, 500);
-        let hash = run_regions(&scenario, None, false).trace.hash();
-        assert_eq!(hash, run_regions(&scenario, None, true).trace.hash());
+        let scenario = Worlds::SeveralRegions.scenario(seed, small);
+        let hash = run(&scenario, None, false).trace.hash();
+        assert_eq!(hash, run(&scenario, None, true).trace.hash());
         hashes.insert(hash);
     }
     assert_eq!(hashes.len(), 6, "another seed gives another history");
@@ -160,18 +160,20 @@ fn the_same_seed_gives_the_same_history_of_regions() {
 
 #[test]
 fn every_known_mistake_between_regions_is_noticed() {
-    let is_missed = |bug: &RegionBug| catch_in_regions(*bug, 0..MUTANT_SEEDS, SIZE).is_none();
-    let missed: Vec<RegionBug> = RegionBug::ALL.into_iter().filter(is_missed).collect();
+    let here = Bug::ALL.iter().filter(|bug| bug.worlds().contains(&Worlds::SeveralRegions));
+    let is_missed = |bug: &&Bug| catch(**bug, Worlds::SeveralRegions, 0..MUTANT_SEEDS, SIZE).is_none();
+    let missed: Vec<&Bug> = here.filter(is_missed).collect();
     assert!(missed.is_empty(), "mutations without a violation: {missed:?}");
 }
 
 #[test]
 fn a_world_of_regions_that_breaks_a_promise_shrinks_and_still_does() {
-    let bug = RegionBug::RepublishesForeign;
-    let (seed, violation) = catch_in_regions(bug, 0..MUTANT_SEEDS, SIZE).expect("noticed");
-    let scenario = region_scenario_of(seed, SIZE.length_us, SIZE.requests);
-    let (smaller, report) = shrink_regions(&scenario, Some(bug), &violation);
+    let bug = Bug::RepublishesForeign;
+    let noticed = catch(bug, Worlds::SeveralRegions, 0..MUTANT_SEEDS, SIZE);
+    let (Some(seed), violation) = noticed.expect("noticed") else { panic!("a world with a seed") };
+    let scenario = scenario_of(seed);
+    let (smaller, report) = shrink(&scenario, Some(bug), &violation);
     assert!(smaller.length_us < scenario.length_us, "{smaller}");
     assert!(report.violations.iter().any(|other| other.is_like(&violation)));
-    assert_eq!(run_regions(&smaller, None, false).violations, [], "without the mutation it holds");
+    assert_eq!(run(&smaller, None, false).violations, [], "without the mutation it holds");
 }

@@ -3,7 +3,7 @@
 use comfy_table::Table;
 use serde_json::{Value, json};
 use tidegate::{Clock as _, SystemClock};
-use tidegate_sim::{Bug, Case, ModelMeasurement, RegionBug, Size, cases, catch, catch_in_regions};
+use tidegate_sim::{Bug, Case, ModelMeasurement, Size, Violation, Worlds, cases, catch};
 
 use super::{ended, progress};
 use crate::{CommandResult, table};
@@ -22,6 +22,12 @@ struct CaughtBug {
     seed: Option<u64>,
     promise: &'static str,
     what: String,
+}
+
+impl CaughtBug {
+    fn new(seed: Option<u64>, violation: &Violation) -> Self {
+        Self { seed, promise: violation.promise(), what: violation.to_string() }
+    }
 }
 
 /// A known mistake, the world that noticed it, and the time that this took.
@@ -47,21 +53,16 @@ pub(super) fn mutants(as_json: bool) -> CommandResult {
         let now_us = clock.now().mono_us();
         (now_us - std::mem::replace(&mut before_us, now_us)) as f64 / 1e6
     };
-    let bar = progress((Bug::ALL.len() + RegionBug::ALL.len()) as u64);
-    let in_one = Bug::ALL.iter().map(|bug| {
-        let caught = catch(*bug, 0..MUTANT_SEEDS, MUTANT_SIZE);
-        let noticed = |(seed, of): (Option<u64>, tidegate_sim::Violation)| noticed(seed, of.promise(), &of);
-        (bug.to_string(), caught.map(noticed))
-    });
-    let in_several = RegionBug::ALL.iter().map(|bug| {
-        let caught = catch_in_regions(*bug, 0..MUTANT_SEEDS, MUTANT_SIZE);
-        let noticed =
-            |(seed, of): (u64, tidegate_sim::RegionViolation)| noticed(Some(seed), of.promise(), &of);
-        (bug.to_string(), caught.map(noticed))
-    });
-    let all = in_one.chain(in_several).inspect(|_| bar.inc(1));
-    let found: Vec<BugSearch> =
-        all.map(|(bug, caught)| BugSearch { bug, caught, seconds: seconds() }).collect();
+    let pairs = |bug: &Bug| bug.worlds().iter().map(|worlds| (*bug, *worlds)).collect::<Vec<_>>();
+    let pairs: Vec<(Bug, Worlds)> = Bug::ALL.iter().flat_map(pairs).collect();
+    let bar = progress(pairs.len() as u64);
+    let search = |(bug, worlds): &(Bug, Worlds)| {
+        let caught = catch(*bug, *worlds, 0..MUTANT_SEEDS, MUTANT_SIZE);
+        bar.inc(1);
+        let caught = caught.map(|(seed, of)| CaughtBug::new(seed, &of));
+        BugSearch { bug: bug.to_string(), caught, seconds: seconds() }
+    };
+    let found: Vec<BugSearch> = pairs.iter().map(search).collect();
     bar.finish_and_clear();
     if as_json {
         let rows: Value = found.iter().map(to_json).collect();
@@ -70,10 +71,6 @@ pub(super) fn mutants(as_json: bool) -> CommandResult {
         say!("{}", caught_table(&found))?;
     }
     Ok(ended(found.iter().all(BugSearch::is_noticed)))
-}
-
-fn noticed(seed: Option<u64>, promise: &'static str, what: &dyn std::fmt::Display) -> CaughtBug {
-    CaughtBug { seed, promise, what: what.to_string() }
 }
 
 fn to_json(BugSearch { bug, caught, seconds }: &BugSearch) -> Value {
@@ -157,7 +154,8 @@ mod tests {
     #[test]
     fn a_mistake_that_is_noticed_late_counts_as_one_that_is_not() {
         let searched = |caught: bool, seconds| {
-            let caught = caught.then(|| noticed(Some(1), "bound", &"above it"));
+            let what = "above it".to_owned();
+            let caught = caught.then_some(CaughtBug { seed: Some(1), promise: "bound", what });
             BugSearch { bug: "a mistake".to_owned(), caught, seconds }
         };
         assert!(searched(true, NOTICED_SECONDS_MAX).is_noticed());

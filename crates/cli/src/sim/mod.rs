@@ -12,7 +12,6 @@ mod compare;
 mod loads;
 mod regions;
 
-use std::fmt::Display;
 use std::io::IsTerminal;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -22,9 +21,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tidegate_sim::{
-    Scenario, Size, Summary, Trace, Violation, plot, run as run_world, scenario_of, shrink, sweep,
-};
+use tidegate_sim::{Report, Scenario, Size, Summary, Violation, Worlds, plot, run as run_world, shrink, sweep};
 
 use crate::client::json_arg;
 use crate::out::Reader;
@@ -127,15 +124,10 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         return compare::model(matches.get_flag("json"));
     }
     let size = size(matches)?;
-    if matches.get_flag("regions") {
-        return match matches.get_one::<u64>("seed") {
-            Some(seed) => regions::one(matches, *seed, size),
-            None => regions::many(matches, size),
-        };
-    }
+    let worlds = if matches.get_flag("regions") { Worlds::SeveralRegions } else { Worlds::OneRegion };
     match matches.get_one::<u64>("seed") {
-        Some(seed) => one(matches, &scenario_of(*seed, size.length_us, size.requests)),
-        None => many(matches, size),
+        Some(seed) => one(matches, &worlds.scenario(*seed, size)),
+        None => many(matches, worlds, size),
     }
 }
 
@@ -149,7 +141,9 @@ fn size(matches: &ArgMatches) -> Result<Size, Failure> {
     }
     let requests = per_hour as f64 * hours;
     if !(1.0..=1e8).contains(&requests) {
-        return Err(Failure::usage("--requests: {requests} requests in a world are outside 1 to 100000000"));
+        return Err(Failure::usage(format!(
+            "--requests: {requests} requests in a world are outside 1 to 100000000"
+        )));
     }
     Ok(Size { length_us: (hours * US_PER_HOUR) as u64, requests: requests as u64 })
 }
@@ -164,32 +158,24 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> CommandResult {
     if matches.get_flag("trace") {
         crate::out::print(report.trace.to_string().as_bytes())?;
     }
+    let (as_json, as_words) =
+        if scenario.regions.is_some() { regions::of_world(&report) } else { of_world(&report) };
     if matches.get_flag("json") {
-        say!(
-            "{}",
-            json!({
-                "seed": report.seed,
-                "scenario": scenario.to_string(),
-                "requests": report.requests,
-                "faults": report.faults,
-                "admitted_share": share(report.admitted, report.ideal),
-                "waited_share": share(report.waited, report.requests),
-                "violations": to_json(report.seed, &report.violations).collect::<Value>(),
-                "trace_hash": format!("{:016x}", report.trace.hash()),
-            })
-        )?;
+        let mut world = json!({
+            "seed": report.seed,
+            "scenario": scenario.to_string(),
+            "requests": report.requests,
+            "faults": report.faults,
+            "violations": to_json(report.seed, &report.violations).collect::<Value>(),
+            "trace_hash": format!("{:016x}", report.trace.hash()),
+        });
+        extend(&mut world, as_json);
+        say!("{world}")?;
     } else {
         say!("seed {}: {scenario}", report.seed)?;
-        say!(
-            "{} of {} requests passed, {} waited, {} got no reply, of which {} passed by the node share; \
-             trace {:016x}",
-            report.passed,
-            report.requests,
-            report.waited,
-            report.unanswered,
-            report.alone,
-            report.trace.hash()
-        )?;
+        let (passed, requests) = (report.passed, report.requests);
+        let hash = report.trace.hash();
+        say!("{passed} of {requests} requests passed, {as_words}; trace {hash:016x}")?;
         for violation in &report.violations {
             say!("broken: {violation}")?;
         }
@@ -197,33 +183,48 @@ fn one(matches: &ArgMatches, scenario: &Scenario) -> CommandResult {
     Ok(ended(report.violations.is_empty()))
 }
 
+/// The figures of a world of one region, as JSON and in words.
+fn of_world(report: &Report) -> (Value, String) {
+    let figures = json!({
+        "admitted_share": share(report.admitted, report.ideal),
+        "waited_share": share(report.waited, report.requests),
+    });
+    let Report { waited, unanswered, alone, .. } = report;
+    let words =
+        format!("{waited} waited, {unanswered} got no reply, of which {alone} passed by the node share");
+    (figures, words)
+}
+
+/// Adds the fields of one object to another.
+fn extend(object: &mut Value, more: Value) {
+    if let (Value::Object(object), Value::Object(more)) = (object, more) {
+        object.extend(more);
+    }
+}
+
 fn ended(holds: bool) -> ExitCode {
     if holds { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
 }
 
-fn many(matches: &ArgMatches, size: Size) -> CommandResult {
-    let summary = swept(matches, |seeds, threads, done| sweep(seeds, size, threads, done));
-    if matches.get_flag("json") {
-        say!("{}", summed(&summary))?;
-    } else {
-        print(&summary)?;
-    }
-    let scenario_of = |seed| scenario_of(seed, size.length_us, size.requests);
-    explain(&summary.broken, scenario_of, |scenario, violation| {
-        let (smaller, report) = shrink(scenario, None, violation);
-        (smaller, report.violations, report.trace)
-    });
-    Ok(ended(summary.broken.is_empty()))
-}
-
-/// Runs a world for each requested seed, on all cores.
-fn swept<S>(matches: &ArgMatches, sweep: impl FnOnce(Range<u64>, usize, &(dyn Fn() + Sync)) -> S) -> S {
+/// Many worlds on all cores, and the first that broke a promise.
+fn many(matches: &ArgMatches, worlds: Worlds, size: Size) -> CommandResult {
     let seeds = seeds(matches);
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let bar = progress(seeds.end - seeds.start);
-    let summary = sweep(seeds, threads, &|| bar.inc(1));
+    let summary = sweep(worlds, seeds, size, threads, &|| bar.inc(1));
     bar.finish_and_clear();
-    summary
+    let has_regions = worlds == Worlds::SeveralRegions;
+    if matches.get_flag("json") {
+        let figures = if has_regions { regions::summed(&summary) } else { summed(&summary) };
+        say!("{}", with_common(&summary, figures))?;
+    } else if has_regions {
+        regions::print(&summary)?;
+    } else {
+        print(&summary)?;
+    }
+    explain(&summary.broken, worlds, size);
+    let is_tight = !has_regions || regions::is_tight(&summary);
+    Ok(ended(summary.broken.is_empty() && is_tight))
 }
 
 fn seeds(matches: &ArgMatches) -> Range<u64> {
@@ -241,40 +242,37 @@ fn progress(count: u64) -> ProgressBar {
     ProgressBar::new(count).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// How a world broke a promise, in words.
-trait BrokenPromise: Display {
-    /// Which.
-    fn promise(&self) -> &'static str;
-}
-
-impl BrokenPromise for Violation {
-    fn promise(&self) -> &'static str {
-        Self::promise(self)
-    }
-}
-
-fn to_json<B: BrokenPromise>(seed: u64, violations: &[B]) -> impl Iterator<Item = Value> + '_ {
+fn to_json(seed: u64, violations: &[Violation]) -> impl Iterator<Item = Value> + '_ {
     violations.iter().map(move |violation| {
         let what = violation.to_string();
         json!({ "seed": seed, "promise": violation.promise(), "what": what })
     })
 }
 
+/// The figures of worlds of one region.
 fn summed(summary: &Summary) -> Value {
     json!({
-        "seeds": summary.seeds,
-        "region_hours": summary.simulated_us as f64 / US_PER_HOUR,
-        "requests": summary.requests,
-        "faults": summary.faults,
         "admitted_share": share(summary.admitted, summary.ideal),
         "waited_share": share(summary.waited, summary.requests),
         "unanswered_share": share(summary.unanswered, summary.requests),
         "alone_share": share(summary.alone, summary.requests),
         "updates_per_request": share(summary.updates, summary.requests),
         "longest_wait_us": summary.longest_wait_us,
+    })
+}
+
+/// Adds the figures that all worlds have.
+fn with_common(summary: &Summary, figures: Value) -> Value {
+    let mut all = json!({
+        "seeds": summary.seeds,
+        "region_hours": summary.simulated_us as f64 / US_PER_HOUR,
+        "requests": summary.requests,
+        "faults": summary.faults,
         "violations": summary.broken.iter().flat_map(|(seed, all)| to_json(*seed, all)).collect::<Value>(),
         "trace_hash": format!("{:016x}", summary.trace_hash),
-    })
+    });
+    extend(&mut all, figures);
+    all
 }
 
 fn print(summary: &Summary) -> Result<Reader, Failure> {
@@ -308,19 +306,15 @@ fn figures<const N: usize>(rows: [(&str, String); N]) -> Table {
 
 /// Prints the violations of the first broken world, and a smaller world that still breaks the
 /// promise.
-fn explain<S: Display, B: BrokenPromise>(
-    broken: &[(u64, Vec<B>)],
-    scenario_of: impl FnOnce(u64) -> S,
-    shrink: impl FnOnce(&S, &B) -> (S, Vec<B>, Trace),
-) {
+fn explain(broken: &[(u64, Vec<Violation>)], worlds: Worlds, size: Size) {
     let Some((seed, violations)) = broken.first() else { return };
     let Some(violation) = violations.first() else { return };
-    let scenario = scenario_of(*seed);
+    let scenario = worlds.scenario(*seed, size);
     aside!("seed {seed}: {scenario}");
     for violation in violations {
         aside!("  broken: {violation}");
     }
-    let (smaller, violations, trace) = shrink(&scenario, violation);
+    let (smaller, Report { violations, trace, .. }) = shrink(&scenario, None, violation);
     aside!("a smaller world breaks the same promise: {smaller}");
     for violation in &violations {
         aside!("  broken: {violation}");

@@ -1,72 +1,29 @@
 //! Worlds of several regions.
 
-use clap::ArgMatches;
 use comfy_table::Table;
 use serde_json::{Value, json};
-use tidegate_sim::{
-    BoundReach, Kind, RegionSummary, RegionViolation, Size, region_scenario_of, run_regions, shrink_regions,
-    sweep_regions,
-};
+use tidegate_sim::{BoundReach, Kind, Report, Summary};
 
-use super::{BrokenPromise, US_PER_HOUR, ended, explain, figures, swept, to_json};
+use super::{US_PER_HOUR, figures};
 use crate::out::Reader;
-use crate::{CommandResult, Failure, table};
+use crate::{Failure, table};
 
-/// One world, with all there is to see of it.
-pub(super) fn one(matches: &ArgMatches, seed: u64, size: Size) -> CommandResult {
-    let scenario = region_scenario_of(seed, size.length_us, size.requests);
-    let report = run_regions(&scenario, None, matches.get_flag("trace"));
-    if matches.get_flag("trace") {
-        crate::out::print(report.trace.to_string().as_bytes())?;
-    }
-    if matches.get_flag("json") {
-        say!(
-            "{}",
-            json!({
-                "seed": seed,
-                "scenario": scenario.to_string(),
-                "requests": report.requests,
-                "faults": report.faults,
-                "isolations": report.isolations,
-                "excess": report.reach.excess,
-                "bound": report.reach.allowed,
-                "reached": thousandths(report.reach.milli()),
-                "violations": to_json(seed, &report.violations).collect::<Value>(),
-                "trace_hash": format!("{:016x}", report.trace.hash()),
-            })
-        )?;
-    } else {
-        say!("seed {seed}: {scenario}")?;
-        say!(
-            "{} of {} requests passed, {} units above the limit; the bound is {} units ({} reached); trace \
-             {:016x}",
-            report.passed,
-            report.requests,
-            report.reach.excess,
-            report.reach.allowed,
-            percent(report.reach.milli()),
-            report.trace.hash()
-        )?;
-        for violation in &report.violations {
-            say!("broken: {violation}")?;
-        }
-    }
-    Ok(ended(report.violations.is_empty()))
+/// The figures of a world, as JSON and in words.
+pub(super) fn of_world(report: &Report) -> (Value, String) {
+    let (excess, bound, milli) = (report.reach.excess, report.reach.allowed, report.reach.milli());
+    let figures = json!({
+        "isolations": report.isolations,
+        "excess": excess,
+        "bound": bound,
+        "reached": thousandths(milli),
+    });
+    let reached = percent(milli);
+    let words = format!("{excess} units above the limit; the bound is {bound} units ({reached} reached)");
+    (figures, words)
 }
 
-/// Many worlds, and the first that broke a promise.
-pub(super) fn many(matches: &ArgMatches, size: Size) -> CommandResult {
-    let summary = swept(matches, |seeds, threads, done| sweep_regions(seeds, size, threads, done));
-    if matches.get_flag("json") {
-        say!("{}", summed(&summary))?;
-    } else {
-        print(&summary)?;
-    }
-    let scenario_of = |seed| region_scenario_of(seed, size.length_us, size.requests);
-    explain(&summary.broken, scenario_of, |scenario, violation| {
-        let (smaller, report) = shrink_regions(scenario, None, violation);
-        (smaller, report.violations, report.trace)
-    });
+/// Whether attacks reached enough of every bound. Prints the ones of which they did not.
+pub(super) fn is_tight(summary: &Summary) -> bool {
     let loose = summary.loose();
     for (kind, milli) in &loose {
         let (algorithm, class) = (algorithm(*kind), kind.class.as_str());
@@ -75,13 +32,7 @@ pub(super) fn many(matches: &ArgMatches, size: Size) -> CommandResult {
             percent(*milli)
         );
     }
-    Ok(ended(summary.broken.is_empty() && loose.is_empty()))
-}
-
-impl BrokenPromise for RegionViolation {
-    fn promise(&self) -> &'static str {
-        Self::promise(self)
-    }
+    loose.is_empty()
 }
 
 fn thousandths(milli: u64) -> f64 {
@@ -92,19 +43,13 @@ fn percent(milli: u64) -> String {
     format!("{:.1} %", milli as f64 / 10.0)
 }
 
-fn summed(summary: &RegionSummary) -> Value {
+pub(super) fn summed(summary: &Summary) -> Value {
     let reached: Value = summary.reached.iter().map(|(kind, reached)| reached_of(*kind, reached)).collect();
     json!({
-        "seeds": summary.seeds,
-        "region_hours": summary.simulated_us as f64 / US_PER_HOUR,
-        "requests": summary.requests,
-        "faults": summary.faults,
         "isolations": summary.isolations,
         "batches": summary.batches,
         "rated": summary.rated,
         "reached": reached,
-        "violations": summary.broken.iter().flat_map(|(seed, all)| to_json(*seed, all)).collect::<Value>(),
-        "trace_hash": format!("{:016x}", summary.trace_hash),
     })
 }
 
@@ -131,7 +76,7 @@ fn algorithm(kind: Kind) -> &'static str {
     }
 }
 
-fn print(summary: &RegionSummary) -> Result<Reader, Failure> {
+pub(super) fn print(summary: &Summary) -> Result<Reader, Failure> {
     let hours = summary.simulated_us as f64 / US_PER_HOUR;
     let rows = [
         ("worlds", summary.seeds.to_string()),
@@ -148,7 +93,7 @@ fn print(summary: &RegionSummary) -> Result<Reader, Failure> {
 }
 
 /// How much of a printed bound was reached at most.
-fn reached_table(summary: &RegionSummary) -> Table {
+fn reached_table(summary: &Summary) -> Table {
     let header = ["limit", "class", "cuts", "worlds", "bound", "excess", "reached", "seed"];
     let mut table = table::with_header(header);
     for (kind, BoundReach { worlds, seed, reach }) in &summary.reached {

@@ -1,31 +1,47 @@
 //! External events: requests and faults. Faults, and requests of most shapes, are drawn before the
 //! world begins.
 
-use super::{Event, PAUSE_US_MAX, SECOND_US, World};
+use super::{Event, PAUSE_US_MAX, World};
 use crate::network::hits;
-use crate::scenario::{Demand, Shape};
+use crate::scenario::{Demand, SECOND_US, Shape};
 
 impl World<'_> {
     /// Draws all faults and requests. For `Poisson` and `Sequence` it draws the first request only.
     pub(super) fn plan(&mut self) {
-        if matches!(self.scenario.shape, Shape::Poisson | Shape::Sequence) {
-            self.schedule_next_request();
-        } else {
-            for _ in 0..self.scenario.requests {
-                let at_us = self.request_time();
-                self.schedule_request(at_us);
+        match self.scenario.shape {
+            Shape::Attack(attack) => self.plan_attack(attack),
+            Shape::Poisson | Shape::Sequence => self.schedule_next_request(),
+            Shape::Steady | Shape::Bursts | Shape::Edges => {
+                for _ in 0..self.scenario.requests {
+                    let at_us = self.request_time();
+                    self.schedule_request(at_us);
+                }
             }
         }
-        let faults = self.scenario.faults;
-        let plan: [(u32, fn() -> Event); 11] = [
-            (faults.crashes, || Event::Crash),
-            (faults.restarts, || Event::Restart { node: None }),
+        self.plan_faults();
+        if self.scenario.regions.is_some() {
+            (0..self.regions.len()).for_each(|region| self.take_over(region));
+        }
+        self.schedule(self.scenario.length_us + PAUSE_US_MAX, Event::Close);
+    }
+
+    fn plan_faults(&mut self) {
+        let (faults, links) = (self.scenario.faults, self.scenario.link_faults());
+        for (cut, of) in links.cuts.iter().enumerate() {
+            self.schedule(of.at_us, Event::CutBegins { cut });
+            self.schedule(of.at_us + of.for_us, Event::CutEnds { cut });
+        }
+        let plan: [(u32, fn() -> Event); 13] = [
+            (links.replicator_crashes, || Event::ReplicatorDies),
+            (links.two_replicators, || Event::SecondReplicator),
+            (faults.restarts, || Event::Restart { process: None }),
             (faults.deploys, || Event::Deploy),
             (faults.freezes, || Event::Freeze),
             (faults.cuts, || Event::Cut),
             (faults.pauses, || Event::Pause),
             (faults.losses, || Event::Lose),
             (faults.wipes, || Event::Wipe),
+            (faults.crashes, || Event::Crash),
             (faults.rule_changes, || Event::ChangeRule),
             (faults.node_steps, || Event::StepNode),
             (faults.origin_steps, || Event::StepOrigin),
@@ -39,14 +55,13 @@ impl World<'_> {
         if faults.losses > 0 {
             self.schedule(0, Event::Snapshot);
         }
-        self.schedule(self.scenario.length_us + PAUSE_US_MAX, Event::Close);
     }
 
     fn schedule_request(&mut self, at_us: u64) {
-        let (key, cost) = (self.draw_key(), self.draw_cost());
+        let (region, key, cost) = (self.any_region(), self.draw_key(), self.draw_cost());
         let shared_cost = self.draw_shared_cost(cost);
         let is_charge = hits(&mut self.rng, self.scenario.charges_ppm);
-        self.schedule(at_us, Event::Request(Demand { key, cost, shared_cost, is_charge }));
+        self.schedule(at_us, Event::Request(Demand { region, key, cost, shared_cost, is_charge }));
     }
 
     /// Schedules the request after the present one, where requests come as a Poisson process or one
@@ -68,7 +83,7 @@ impl World<'_> {
     fn request_time(&mut self) -> u64 {
         let at_us = self.rng.u64(0..self.scenario.length_us);
         match self.scenario.shape {
-            Shape::Steady | Shape::Poisson | Shape::Sequence => at_us,
+            Shape::Steady | Shape::Poisson | Shape::Sequence | Shape::Attack(_) => at_us,
             // A second of noise, twenty of quiet.
             Shape::Bursts => at_us - at_us % (20 * SECOND_US) + self.rng.u64(0..SECOND_US),
             Shape::Edges => {
@@ -90,7 +105,7 @@ impl World<'_> {
         if !(self.scenario.shared && self.scenario.uneven) {
             return cost;
         }
-        let most = self.rule_editions.first(self.scenario.keys).burst() / 10;
+        let most = self.regions[0].rules.first(self.scenario.keys).burst() / 10;
         self.rng.u64(0..=most.max(1))
     }
 

@@ -1,10 +1,22 @@
-//! External events, requests and faults, drawn before the world begins.
+//! The requests of an attack on one key in all regions at once, beside an ordinary and a rare key.
 
 use tidegate_core::Algorithm;
 use tidegate_replication::{INTERVAL_US, PEER_TIMEOUT_DEFAULT_US};
 
-use super::scenario::{ATTACKED, Attack, ORDINARY, RARE, SECOND_US};
-use super::world::{Event, PAUSE_US_MAX, World};
+use super::{Event, World};
+use crate::scenario::{Attack, Demand, SECOND_US};
+
+/// The keys of a world with an attack.
+pub(crate) const ATTACK_KEYS: usize = 3;
+
+/// The key that is attacked.
+pub(crate) const ATTACKED: usize = 0;
+
+/// The key of the ordinary user, with even demand within every regional share.
+pub(crate) const ORDINARY: usize = 1;
+
+/// The key with occasional requests.
+const RARE: usize = 2;
 
 /// Requests that make up a burst.
 const PIECES: u64 = 40;
@@ -36,9 +48,9 @@ const AFTER_EVERY_US: u64 = SECOND_US / 10;
 const AFTER_MAX: u64 = 1_000;
 
 impl World<'_> {
-    /// Draws all requests and faults.
-    pub(super) fn plan(&mut self) {
-        match self.scenario.attack {
+    /// Draws all requests of a world with an attack.
+    pub(super) fn plan_attack(&mut self, attack: Attack) {
+        match attack {
             Attack::Flood => self.plan_flood(),
             Attack::Lag => self.plan_lag(),
             Attack::Cut => self.plan_cuts(),
@@ -50,17 +62,13 @@ impl World<'_> {
         }
         self.plan_ordinary();
         self.plan_rare();
-        self.plan_faults();
-        for region in 0..self.regions.len() {
-            self.take_over(region);
-        }
-        self.schedule(self.scenario.length_us + PAUSE_US_MAX, Event::Close);
     }
 
     fn ask(&mut self, at_us: u64, region: usize, key: usize, cost: u64) {
         if at_us < self.scenario.length_us {
-            self.tally.requests += 1;
-            self.schedule(at_us, Event::Request { region, key, cost });
+            self.tally.attacks += 1;
+            let demand = Demand { region, key, cost, shared_cost: cost, is_charge: false };
+            self.schedule(at_us, Event::Request(demand));
         }
     }
 
@@ -68,14 +76,8 @@ impl World<'_> {
         u64::from(self.scenario.limit.burst())
     }
 
-    /// Units that drain in this time.
-    pub(super) fn drained(&self, us: u64) -> u64 {
-        let limit = &self.scenario.limit;
-        (u128::from(us) * u128::from(limit.amount()) / u128::from(limit.period_us())) as u64
-    }
-
     fn plan_flood(&mut self) {
-        let all = FLOOD * self.drained(self.scenario.length_us) + 2 * self.burst();
+        let all = FLOOD * self.scenario.drained(self.scenario.length_us) + 2 * self.burst();
         let cost = all.div_ceil(self.scenario.requests.max(1)).clamp(1, (self.burst() / 4).max(1));
         for _ in 0..(all / cost).min(self.scenario.requests) {
             let at_us = self.rng.u64(0..self.scenario.length_us);
@@ -100,7 +102,7 @@ impl World<'_> {
         for region in 0..self.regions.len() {
             self.plan_burst_in(region, at_us);
             let every_us = AFTER_EVERY_US.max(after_us / AFTER_MAX);
-            let cost = (self.drained(every_us) * 3 / 2).max(1);
+            let cost = (self.scenario.drained(every_us) * 3 / 2).max(1);
             let mut late_us = at_us + every_us;
             while late_us < at_us + after_us {
                 self.ask(late_us, region, ATTACKED, cost);
@@ -113,13 +115,10 @@ impl World<'_> {
     /// burst in every region. The burst follows the first cut, if there is one that comes late
     /// enough.
     fn plan_lag(&mut self) {
-        let publish_threshold = self.regions[0]
-            .rule
-            .terms
-            .cross_region()
-            .map_or(1, |cross_region| cross_region.publish_threshold);
+        let terms = self.regions[0].rules.first(ATTACKED);
+        let publish_threshold = terms.cross_region().map_or(1, |of| of.publish_threshold);
         let drip_us = self.scenario.drain_us(publish_threshold);
-        let cut_us = self.scenario.faults.cuts.iter().map(|cut| cut.at_us).min();
+        let cut_us = self.scenario.link_faults().cuts.iter().map(|cut| cut.at_us).min();
         let late_us = self.rng.u64(0..SECOND_US);
         let at_us = match cut_us.filter(|cut_us| *cut_us >= drip_us) {
             Some(cut_us) => cut_us + late_us,
@@ -136,7 +135,7 @@ impl World<'_> {
     /// When links are cut, and for how long; some time, if they never are.
     fn cut_times(&mut self) -> Vec<(u64, u64)> {
         let mut times: Vec<(u64, u64)> =
-            self.scenario.faults.cuts.iter().map(|cut| (cut.at_us, cut.for_us)).collect();
+            self.scenario.link_faults().cuts.iter().map(|cut| (cut.at_us, cut.for_us)).collect();
         if times.is_empty() {
             times.push((self.rng.u64(0..self.scenario.length_us / 2), AFTER_US));
         }
@@ -192,7 +191,7 @@ impl World<'_> {
     /// and others not. Requests for the units that drain follow. From the end of the cut, bursts
     /// follow until every region must have noticed it: the exact time is unknown.
     fn plan_heals(&mut self) {
-        let told_us = INTERVAL_US + self.scenario.wan_us;
+        let told_us = INTERVAL_US + self.wan_us();
         for (at_us, for_us) in self.cut_times() {
             let begins_us = at_us.saturating_sub(self.rng.u64(0..=told_us));
             self.plan_burst(begins_us, for_us);
@@ -257,13 +256,9 @@ impl World<'_> {
     }
 
     /// Interval between requests of the ordinary user in a region, µs.
-    pub(super) fn ordinary_every_us(&self, region: usize) -> u64 {
-        let part = self.regions[region]
-            .rule
-            .terms
-            .cross_region()
-            .map_or(1, |cross_region| cross_region.share_amount)
-            .max(1);
+    fn ordinary_every_us(&self, region: usize) -> u64 {
+        let terms = self.regions[region].rules.first(ORDINARY);
+        let part = terms.cross_region().map_or(terms.amount(), |of| of.share_amount).max(1);
         let percent = match self.scenario.limit.algorithm() {
             Algorithm::Gcra => ORDINARY_PERCENT,
             Algorithm::SlidingWindow => ORDINARY_WINDOW_PERCENT,
@@ -277,31 +272,6 @@ impl World<'_> {
             let region = self.rng.usize(0..self.regions.len());
             let cost = self.rng.u64(1..=(self.burst() / 4).max(1));
             self.ask(at_us, region, RARE, cost);
-        }
-    }
-
-    fn plan_faults(&mut self) {
-        let faults = &self.scenario.faults;
-        for (cut, of) in faults.cuts.iter().enumerate() {
-            self.schedule(of.at_us, Event::CutBegins { cut });
-            self.schedule(of.at_us + of.for_us, Event::CutEnds { cut });
-        }
-        let plan: [(u32, fn() -> Event); 6] = [
-            (faults.replicator_crashes, || Event::ReplicatorDies),
-            (faults.two_replicators, || Event::SecondReplicator),
-            (faults.pauses, || Event::Pause),
-            (faults.losses, || Event::Lose),
-            (faults.wipes, || Event::Wipe),
-            (faults.crashes, || Event::Crash),
-        ];
-        for (count, event) in plan {
-            for _ in 0..count {
-                let at_us = self.rng.u64(0..self.scenario.length_us);
-                self.schedule(at_us, event());
-            }
-        }
-        if faults.losses > 0 {
-            self.schedule(0, Event::Snapshot);
         }
     }
 }

@@ -1,20 +1,15 @@
-//! A world for each seed: every seed has a mix of faults, load and limits of its own.
+//! Worlds of one region: every seed has a mix of faults, load and limits of its own.
 
 use std::time::Duration;
 
 use fastrand::Rng;
-use tidegate_core::origin::Lapse;
 use tidegate_core::{Class, Limit};
 
-use crate::scenario::{Faults, RuleChange, Scenario, Shape, Spread};
+use super::{Size, bucket, pick, window};
+use crate::scenario::{Faults, PLENTY_PER_S, RuleChange, SECOND_US, Scenario, Shape, Spread};
 
-const SECOND_US: u64 = 1_000_000;
-
-/// More meters than are ever due in a second.
-pub(crate) const PLENTY_PER_S: u64 = 10_000;
-
-/// The world of a seed, `length_us` long with about `requests` requests.
-pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
+/// The world of a seed.
+pub(super) fn scenario_of(seed: u64, Size { length_us, requests }: Size) -> Scenario {
     let mut rng = Rng::with_seed(seed);
     let rng = &mut rng;
     let nodes = pick(rng, &[1, 2, 3, 4, 8, 16]);
@@ -27,21 +22,17 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
     let attacked = rng.u8(0..6) == 0;
     let amount = if attacked { (busiest * seconds / 10).max(1) } else { about };
     let period = Duration::from_secs(seconds);
-    let lapse = if rng.bool() { Lapse::Counted } else { Lapse::Forgiven };
+    let is_security = rng.bool();
+    let limit = draw_limit(rng, amount, period);
     let mut scenario = Scenario {
         seed,
-        limit: limit(rng, amount, period),
-        tolerance_ppm: if lapse == Lapse::Counted { 0 } else { pick(rng, &[0, 10_000]) },
-        lapse,
-        class: Class::Security,
+        tolerance_ppm: if is_security { 0 } else { pick(rng, &[0, 10_000]) },
         nodes,
         keys,
         shared: rng.u8(0..3) == 0,
         spread: pick(rng, &[Spread::Even, Spread::Home, Spread::Few, Spread::Half, Spread::Zipf]),
         requests,
         length_us,
-        steady_from_us: 0,
-        keeps_refusals: false,
         shape: pick(rng, &[Shape::Steady, Shape::Bursts, Shape::Edges]),
         cost_max: pick(rng, &[1, 1, 1, 5, 20]).min(amount),
         large_ppm: pick(rng, &[0, 0, 0, 20_000]),
@@ -50,25 +41,21 @@ pub fn scenario_of(seed: u64, length_us: u64, requests: u64) -> Scenario {
         uneven: rng.bool(),
         updates_per_s_max: pick(rng, &[PLENTY_PER_S, PLENTY_PER_S, 1]),
         charges_ppm: pick(rng, &[0, 0, 0, 20_000]),
+        ..Scenario::new(limit, Class::Security)
     };
     if scenario.faults != Faults::default() {
         scenario.faults.wipes = pick(rng, &[0, 0, 0, 0, 0, 0, 0, 1]);
         scenario.faults.change = pick(rng, &[RuleChange::Half, RuleChange::Algorithm, RuleChange::Period]);
     }
-    if lapse == Lapse::Forgiven {
+    if !is_security {
         scenario.class = pick(rng, &[Class::Comfort, Class::Comfort, Class::Cost]);
     }
     scenario
 }
 
-fn limit(rng: &mut Rng, amount: u64, period: Duration) -> Limit {
-    let window = Limit::sliding_window(amount, period);
-    let gcra = Limit::gcra(amount, period).and_then(|limit| limit.with_burst(1 + rng.u64(0..=amount)));
-    let chosen = if rng.u8(0..3) == 0 { window } else { gcra };
-    // Amounts and periods above are all in range.
-    chosen
-        .or_else(|_| Limit::gcra(1, Duration::from_secs(1)))
-        .unwrap_or_else(|_| unreachable!("one per second"))
+fn draw_limit(rng: &mut Rng, amount: u64, period: Duration) -> Limit {
+    let burst = 1 + rng.u64(0..=amount);
+    if rng.u8(0..3) == 0 { window(amount, period) } else { bucket(amount, period, burst) }
 }
 
 /// One world in four is well.
@@ -97,8 +84,4 @@ fn faults(rng: &mut Rng) -> Faults {
         rule_changes: pick(rng, &[0, 0, 0, 2, 6]),
         ..Faults::default()
     }
-}
-
-fn pick<T: Copy>(rng: &mut Rng, of: &[T]) -> T {
-    of[rng.usize(0..of.len())]
 }

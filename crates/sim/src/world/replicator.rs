@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidegate_core::origin::{MergeRequest, RoundReply, RoundRequest};
-use tidegate_replication::{
-    Ack, Batch, INTERVAL_US, PEER_TIMEOUT_DEFAULT_US, PartitionRound, Rounds, RoundsConfig,
-};
+use tidegate_replication::{Ack, Batch, INTERVAL_US, PEER_TIMEOUT_DEFAULT_US, Rounds, RoundsConfig};
 
-use super::check;
-use super::scenario::{KEYS, ORDINARY, SECOND_US};
-use super::world::{Event, Link, World, region_id};
+use super::{Event, RoundInTransit, World, region_id};
+use crate::checks::{AppliedMerge, AppliedRound, Observation, is_connected, news, owed};
 use crate::clock::SkewedClock;
 use crate::network::hits;
+use crate::node::meter_of;
+use crate::scenario::SECOND_US;
 
 /// How long a replicator is missed before another takes over, and how much longer at most.
 const LEASE_US: u64 = 1_500_000;
@@ -51,6 +50,67 @@ impl Step {
         [Self::Ask, Self::Gather, Self::Send, Self::Merge, Self::Answer, Self::Acknowledge];
 }
 
+/// A link from a sending to a listening replicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) from: usize,
+    pub(super) replicator: u64,
+    pub(super) to: usize,
+    /// The replicator that listens.
+    peer: u64,
+    /// Number of the connection. A message on a broken connection does not break another one.
+    number: u64,
+}
+
+/// The network between regions.
+pub(super) struct Links {
+    /// Time of the last message from one end of a link, and its arrival times, µs.
+    streams: BTreeMap<(u64, usize), (u64, Vec<u64>)>,
+    /// How many cuts there are just now of the way from one region to another.
+    cuts: Vec<Vec<u32>>,
+    /// When the last cut began.
+    pub(super) cut_us: u64,
+    /// Which ways each cut that has begun is of.
+    ways: BTreeMap<usize, Vec<(usize, usize)>>,
+    /// The number of the last link.
+    last: u64,
+}
+
+impl Links {
+    pub(super) fn new(regions: usize) -> Self {
+        let cuts = vec![vec![0; regions]; regions];
+        Self { streams: BTreeMap::new(), cuts, cut_us: 0, ways: BTreeMap::new(), last: 0 }
+    }
+
+    pub(super) fn cut(&mut self, cut: usize, ways: &[(usize, usize)], now_us: u64) {
+        for (from, to) in ways {
+            self.cuts[*from][*to] += 1;
+        }
+        self.ways.insert(cut, ways.to_vec());
+        self.cut_us = now_us;
+    }
+
+    /// Ends a cut, and returns the ways that it was of.
+    pub(super) fn mend(&mut self, cut: usize) -> Vec<(usize, usize)> {
+        let ways = self.ways.remove(&cut).unwrap_or_default();
+        for (from, to) in &ways {
+            self.cuts[*from][*to] -= 1;
+        }
+        ways
+    }
+
+    /// Ends all cuts.
+    pub(super) fn heal(&mut self) {
+        self.ways.clear();
+        self.cuts.iter_mut().flatten().for_each(|cuts| *cuts = 0);
+    }
+
+    /// Whether no way is cut.
+    pub(super) fn is_whole(&self) -> bool {
+        self.cuts.iter().flatten().all(|cuts| *cuts == 0)
+    }
+}
+
 /// A replicator.
 pub(super) struct Replicator {
     pub(super) incarnation: u64,
@@ -84,17 +144,17 @@ impl World<'_> {
 
     /// Starts a replicator in a region.
     pub(super) fn take_over(&mut self, region: usize) {
-        let (incarnation, clock) = (self.new_process(), self.new_clock());
+        let (incarnation, clock) = (self.new_id(), self.new_clock());
         let count = self.regions.len();
         let peers = (0..count).filter(|peer| *peer != region).map(region_id).collect();
         let config = RoundsConfig {
             peers,
-            partitions: KEYS as u16,
+            partitions: self.scenario.partitions() as u16,
             incarnation,
             peer_timeout_us: PEER_TIMEOUT_DEFAULT_US,
         };
         let rounds = Rounds::new(&config);
-        self.trace.note([self.now_us, 7, region as u64, incarnation], || {
+        self.trace.note([self.now_us, 11, region as u64, incarnation], || {
             format!("region {region}: replicator {incarnation} starts")
         });
         let (links, sent) = (vec![None; count], vec![BTreeMap::new(); count]);
@@ -133,13 +193,13 @@ impl World<'_> {
         self.trouble(&format!("region {region}: its replicator dies at {step:?}"));
         self.replicator_ends(region, incarnation);
         let at_us = self.now_us + LEASE_US + self.rng.u64(0..LEASE_US / 3);
-        self.check.troubled(at_us + SECOND_US);
+        self.troubled_until(at_us + SECOND_US);
         self.schedule(at_us, Event::TakeOver { region });
         true
     }
 
     pub(super) fn begin_round(&mut self, region: usize, incarnation: u64) {
-        let now_us = self.now_us;
+        let (now_us, partitions) = (self.now_us, self.scenario.partitions() as u16);
         let Some(replicator) = self.replicator(region, incarnation) else { return };
         let clock_us = replicator.now_us(now_us);
         let is_over = replicator.awaited == 0;
@@ -147,12 +207,12 @@ impl World<'_> {
         if is_over {
             replicator.turn += 1;
             partition_rounds =
-                (0..KEYS as u16).flat_map(|of| replicator.rounds.partition_rounds(clock_us, of)).collect();
+                (0..partitions).flat_map(|of| replicator.rounds.partition_rounds(clock_us, of)).collect();
             replicator.awaited = partition_rounds.len() as u32;
         }
         let turn = replicator.turn;
         for partition_round in partition_rounds {
-            self.send_ask(region, incarnation, turn, partition_round);
+            self.send_ask(RoundInTransit { region, replicator: incarnation, turn, partition_round });
         }
         self.schedule(now_us + INTERVAL_US, Event::Round { region, replicator: incarnation });
         if is_over {
@@ -161,74 +221,68 @@ impl World<'_> {
         }
     }
 
-    fn send_ask(&mut self, region: usize, replicator: u64, turn: u64, partition_round: PartitionRound) {
-        let at_us = self.now_us + self.scenario.delay_us;
-        self.schedule(
-            at_us,
-            Event::Ask { region, replicator, turn, partition_round: Box::new(partition_round) },
-        );
+    fn send_ask(&mut self, round: RoundInTransit) {
+        self.schedule(self.now_us + self.scenario.delay_us, Event::Ask(Box::new(round)));
     }
 
-    pub(super) fn ask_arrives(
-        &mut self,
-        region: usize,
-        incarnation: u64,
-        turn: u64,
-        partition_round: Box<PartitionRound>,
-    ) {
-        let (now_us, origin_us) = (self.now_us, self.origin_us());
-        if now_us < self.regions[region].paused_until_us {
-            let at_us = self.regions[region].paused_until_us;
-            self.schedule(at_us, Event::Ask { region, replicator: incarnation, turn, partition_round });
+    pub(super) fn ask_arrives(&mut self, round: Box<RoundInTransit>) {
+        let RoundInTransit { region, replicator, .. } = *round;
+        let (now_us, origin_us) = (self.now_us, self.origin_us(region));
+        let paused_until_us = self.regions[region].store.paused_until_us;
+        if now_us < paused_until_us {
+            self.schedule(paused_until_us, Event::Ask(round));
             return;
         }
-        let place = usize::from(partition_round.partition);
-        self.forget(region, place);
-        let round = self.spoiled_round(region, incarnation, &partition_round.round);
-        let dirty_meters = self.regions[region].partitions[place].dirty_meters();
-        let marked: Vec<(u64, Box<[u8]>)> = dirty_meters.map(|(stamp, key)| (stamp, key.into())).collect();
-        self.look(region, place);
-        let store = self.regions[region].store(self.now_us);
-        let mut gathered = self.regions[region].partitions[place].round(origin_us, store, &round);
-        self.look(region, place);
-        self.check.trimmed(&self.regions, region, place, &marked, now_us);
-        self.spoiler.on_gathered(&mut gathered, region, &self.regions[region].partitions[place]);
-        self.check.published(region, &self.regions[region], &gathered, now_us);
+        let partition = round.partition_round.partition;
+        let place = usize::from(partition);
+        self.forget(region, partition);
+        let request = self.spoiled_round(region, replicator, &round.partition_round.round);
+        self.look(region, place, origin_us);
+        let store = &mut self.regions[region].store;
+        let (id, here) = (store.id(now_us), &mut store.contents.partitions[place]);
+        let marked: Vec<(u64, Box<[u8]>)> =
+            here.dirty_meters().map(|(stamp, key)| (stamp, key.into())).collect();
+        let mut gathered = here.round(origin_us, id, &request);
+        self.spoiler.on_gathered(&mut gathered, region, here);
+        self.look(region, place, origin_us);
+        let applied = AppliedRound {
+            regions: &self.regions,
+            region,
+            partition: place,
+            marked: &marked,
+            reply: &gathered,
+        };
+        self.watch.see(now_us, &Observation::Round(&applied));
         if !gathered.components.is_empty() {
             self.trace.note([now_us, 8, region as u64, gathered.upto], || {
-                format!("region {region}: replicator {incarnation} asks {round:?}: {gathered:?}")
+                format!("region {region}: replicator {replicator} asks {request:?}: {gathered:?}")
             });
         }
-        let event = Event::Gathered { region, replicator: incarnation, turn, partition_round, gathered };
-        self.schedule(now_us + self.scenario.delay_us, event);
+        self.schedule(now_us + self.scenario.delay_us, Event::Gathered { round, gathered });
     }
 
     /// Records whether a region is connected. One partition is enough, because all of them receive
     /// the same state.
-    fn look(&mut self, region: usize, place: usize) {
-        if place == ORDINARY {
-            let is_connected = check::is_connected(&self.regions[region].partitions[place], self.origin_us());
-            self.check.note_connectivity(region, is_connected, self.now_us);
+    fn look(&mut self, region: usize, place: usize, origin_us: u64) {
+        if place == 0 {
+            let is_connected =
+                is_connected(&self.regions[region].store.contents.partitions[place], origin_us);
+            self.see(&Observation::Connectivity { region, is_connected });
         }
     }
 
     fn spoiled_round(&mut self, region: usize, incarnation: u64, round: &RoundRequest) -> RoundRequest {
         let now_us = self.now_us;
-        let last_heard_age_us = self.replicator(region, incarnation).map(|replicator| {
+        let last_heard_age_us = self.replicator(region, incarnation).and_then(|replicator| {
             let clock_us = replicator.now_us(now_us);
             replicator.rounds.last_heard_age_us(clock_us)
         });
-        self.spoiler.round(region, round, last_heard_age_us.flatten())
+        self.spoiler.round(region, round, last_heard_age_us)
     }
 
-    pub(super) fn gathered(
-        &mut self,
-        region: usize,
-        incarnation: u64,
-        turn: u64,
-        partition_round: &PartitionRound,
-        gathered: &RoundReply,
-    ) {
+    pub(super) fn gathered(&mut self, round: &RoundInTransit, gathered: &RoundReply) {
+        let RoundInTransit { region, replicator: incarnation, turn, partition_round } = round;
+        let (region, incarnation, turn) = (*region, *incarnation, *turn);
         if self.dies(region, incarnation, Step::Gather) {
             return;
         }
@@ -241,7 +295,7 @@ impl World<'_> {
         let clock_us = replicator.now_us(now_us);
         replicator.rounds.on_round_reply(clock_us, partition_round, gathered);
         if let Some(next) = replicator.rounds.next_partition_round(clock_us, partition_round, gathered) {
-            self.send_ask(region, incarnation, turn, next);
+            self.send_ask(RoundInTransit { region, replicator: incarnation, turn, partition_round: next });
             return;
         }
         replicator.awaited = replicator.awaited.saturating_sub(1);
@@ -293,35 +347,39 @@ impl World<'_> {
     /// moment are one byte stream, and arrive together.
     fn wan_times_of(&mut self, link: Link, from: usize, to: usize) -> Vec<u64> {
         let now_us = self.now_us;
-        if let Some((said_us, times)) = self.streams.get(&(link.number, from))
+        if let Some((said_us, times)) = self.links.streams.get(&(link.number, from))
             && *said_us == now_us
         {
             return times.clone();
         }
         let times = self.wan_times(from, to);
-        self.streams.insert((link.number, from), (now_us, times.clone()));
+        self.links.streams.insert((link.number, from), (now_us, times.clone()));
         times
+    }
+
+    /// One way between two regions, µs.
+    pub(super) fn wan_us(&self) -> u64 {
+        self.scenario.regions.as_ref().map_or(0, |regions| regions.wan_us)
     }
 
     /// Returns the arrival times of the copies of a message between regions: none, one or two.
     fn wan_times(&mut self, from: usize, to: usize) -> Vec<u64> {
-        if self.cut[from][to] > 0 {
+        if self.links.cuts[from][to] > 0 {
             return Vec::new();
         }
-        let faults = &self.scenario.faults;
-        let is_bad = !self.closed;
-        let (rng, wan_us) = (&mut self.rng, self.scenario.wan_us);
+        let (faults, wan_us) = (self.scenario.link_faults(), self.wan_us());
+        let (rng, is_bad) = (&mut self.rng, !self.closed);
         let mut at_us = self.now_us + wan_us + rng.u64(0..=wan_us / 4);
-        if is_bad && hits(rng, faults.wan_loss_ppm) {
+        if is_bad && hits(rng, faults.loss_ppm) {
             if rng.u8(0..4) >= RESENT_OF_FOUR {
                 return Vec::new();
             }
             at_us += rng.u64(RESENT_US / 5..RESENT_US);
         }
-        if is_bad && hits(rng, faults.wan_slow_ppm) {
+        if is_bad && hits(rng, faults.slow_ppm) {
             at_us += rng.u64(0..SLOW_US);
         }
-        let again = is_bad && hits(rng, faults.wan_repeat_ppm);
+        let again = is_bad && hits(rng, faults.repeat_ppm);
         let later_us = at_us + rng.u64(0..SLOW_US);
         if again { vec![at_us, later_us] } else { vec![at_us] }
     }
@@ -342,7 +400,8 @@ impl World<'_> {
         let listening = &self.regions[to].replicators;
         let Some(peer) = listening.last() else { return };
         let (peer, clock_us) = (peer.incarnation, peer.now_us(now_us));
-        let link = Link { from, replicator: incarnation, to, peer, number: self.new_link() };
+        self.links.last += 1;
+        let link = Link { from, replicator: incarnation, to, peer, number: self.links.last };
         for at_us in self.wan_times(to, from) {
             self.schedule(at_us, Event::Welcome { link, clock_us });
         }
@@ -366,7 +425,7 @@ impl World<'_> {
         replicator.links[link.to] = None;
         replicator.sent[link.to].clear();
         for end in [link.from, link.to] {
-            self.streams.remove(&(link.number, end));
+            self.links.streams.remove(&(link.number, end));
         }
         let Some(replicator) = self.replicator(link.from, link.replicator) else { return };
         replicator.rounds.disconnected(region_id(link.to));
@@ -396,9 +455,9 @@ impl World<'_> {
 
     pub(super) fn batch_arrives(&mut self, link: Link, batch: &Arc<Batch>) {
         let Link { from, to, peer, .. } = link;
-        let origin_us = self.origin_us();
+        let origin_us = self.origin_us(to);
         let is_there = self.regions[to].replicators.iter().any(|replicator| replicator.incarnation == peer);
-        if !is_there || self.now_us < self.regions[to].paused_until_us {
+        if !is_there || self.now_us < self.regions[to].store.paused_until_us {
             for at_us in self.wan_times(to, from) {
                 self.schedule(at_us, Event::Refused { link });
             }
@@ -412,17 +471,18 @@ impl World<'_> {
                 }
                 return;
             }
-            let place = usize::from(group.partition);
             let sent = MergeRequest { from: region_id(from), components: group.components.clone() };
-            self.forget(to, place);
-            let here = &mut self.regions[to].partitions[place];
-            let news = check::news(here, &sent);
-            let before = check::owed(here, place);
+            self.forget(to, group.partition);
+            let here = &mut self.regions[to].store.contents.partitions[usize::from(group.partition)];
+            // A partition has one key in worlds of several regions.
+            let name = group.components.first().map_or(&[][..], |component| &component.key[..]);
+            let (news, before) = (news(here, &sent), owed(here.meter(name)));
             let request = self.spoiler.merge(&sent, here, is_repeat);
             let Ok(merged) = here.merge(origin_us, &request) else { continue };
-            let owed = check::owed(here, place);
-            self.check.merged(to, merged.charged, news, self.now_us);
-            self.check.owes(to, place, before, owed, self.now_us);
+            let owed = [before, owed(here.meter(name))];
+            let (key, charged) = (meter_of(name), merged.charged);
+            let merge = AppliedMerge { region: to, key, charged, news, owed };
+            self.see(&Observation::Merged(merge));
             self.trace.note([self.now_us, 9, to as u64 * 8 + from as u64, merged.charged], || {
                 format!("region {to}: of region {from}: {sent:?}: {merged:?}")
             });
