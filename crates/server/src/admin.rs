@@ -1,4 +1,4 @@
-//! The admin listener: health, readiness, metrics, questions from the command line, and the rules' store.
+//! The admin listener: health, readiness, metrics, requests of the command line, and the rules' store.
 
 mod audit;
 mod bounds;

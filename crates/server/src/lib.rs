@@ -29,6 +29,7 @@ mod origin;
 mod origin_monitor;
 mod overrides;
 mod pieces;
+mod pipeline;
 mod prepare;
 mod rates;
 mod reason;

@@ -128,7 +128,7 @@ impl fmt::Debug for Gate {
     }
 }
 
-/// A question: may this much pass on this key of this gate?
+/// The question whether a cost may pass on a key of a gate.
 #[derive(Clone, Copy, Debug)]
 pub struct Check<'g> {
     pub(crate) gate: &'g Gate,
@@ -157,7 +157,7 @@ impl<'g> Check<'g> {
         self.gate
     }
 
-    /// The question as the table of `limiter` takes it.
+    /// The check as the table of `limiter` takes it.
     #[inline]
     pub(crate) fn of(self, limiter: LimiterId) -> tidegate_core::Check<'g> {
         // In another limiter's table the key would count under an unrelated limit.
@@ -165,7 +165,7 @@ impl<'g> Check<'g> {
         self.table_check()
     }
 
-    /// The question as a table takes it that is known to be its limiter's.
+    /// The check as a table takes it that is known to be its limiter's.
     #[inline]
     pub(crate) fn table_check(self) -> tidegate_core::Check<'g> {
         tidegate_core::Check {

@@ -34,7 +34,7 @@ type CheckBatch<'g> = ArrayVec<(Home, Check<'g>), CHECKS_PER_GROUP>;
 /// The same for requests under several limits, which have several meters each.
 const REQUESTS_PER_GROUP: usize = 4;
 
-/// Requests of a batch that travel together, their questions one after another.
+/// Requests of a batch that travel together, their checks one after another.
 #[derive(Default)]
 struct RequestBatch<'g> {
     checks: ArrayVec<Check<'g>, { REQUESTS_PER_GROUP * LIMITS_INLINE_MAX }>,
@@ -64,7 +64,7 @@ impl<'g> RequestBatch<'g> {
         self.limits.push(limits);
     }
 
-    /// The questions of each request.
+    /// The checks of each request.
     #[inline]
     fn iter(&self) -> impl Iterator<Item = Result<&[Check<'g>], TooManyLimits>> {
         let mut rest = self.checks.as_slice();
@@ -206,15 +206,15 @@ impl Limiter {
         Ok(Gate::new(self.id, name.into(), limit, space))
     }
 
-    /// Decides one question.
+    /// Decides one check.
     #[expect(clippy::inline_always, reason = "inlining removes results that the caller does not read")]
     #[inline(always)]
     pub fn check<'g>(&self, check: Check<'g>) -> Outcome<'g> {
-        let question = check.of(self.id);
-        let home = self.table.home(&question);
+        let table_check = check.of(self.id);
+        let home = self.table.home(&table_check);
         // The clock is read while the meter is on its way.
         self.table.prefetch_wide(home);
-        Outcome::new(check.gate, self.table.check_at(home, self.now(), &question))
+        Outcome::new(check.gate, self.table.check_at(home, self.now(), &table_check))
     }
 
     /// Decides a request under several limits as one: all are charged, or none is.
@@ -229,7 +229,7 @@ impl Limiter {
 
     #[inline]
     fn decide_all<'g>(&self, now: Now, checks: &[Check<'g>]) -> Result<Decision<'g>, TooManyLimits> {
-        self.decide_checks(checks, |questions, answers| self.table.check_all(now, questions, answers))
+        self.decide_checks(checks, |table_checks, answers| self.table.check_all(now, table_checks, answers))
     }
 
     /// Prefetches the meters of checks that follow soon, while the caller does other work. This
@@ -288,7 +288,7 @@ impl Limiter {
         }
     }
 
-    /// Fills a group with the next few questions, then sends for their meters in one go. A
+    /// Fills a group with the next few checks, then sends for their meters in one go. A
     /// processor waits a while at each of these instructions (a profile shows it), and those that
     /// follow one another wait together; with a digest between any two, a batch over ten million
     /// keys took half as long again.
@@ -361,8 +361,8 @@ impl Limiter {
     #[inline]
     fn prefetch_further(&self, checks: &[Check<'_>]) {
         for check in checks {
-            let question = check.table_check();
-            self.table.prefetch_further(self.table.home(&question), &question);
+            let table_check = check.table_check();
+            self.table.prefetch_further(self.table.home(&table_check), &table_check);
         }
     }
 
@@ -387,8 +387,9 @@ impl Limiter {
         }
         self.sweep();
         let now = self.now();
-        let decision =
-            self.decide_checks(checks, |questions, answers| self.table.reserve_all(now, questions, answers))?;
+        let decision = self.decide_checks(checks, |table_checks, answers| {
+            self.table.reserve_all(now, table_checks, answers)
+        })?;
         if !decision.is_allowed() {
             return Ok(ReserveOutcome::Denied(decision));
         }
@@ -476,13 +477,13 @@ impl Limiter {
             return self.decide_many_checks(checks, decide);
         }
         // Filled in place: a collected `ArrayVec` would be copied here with its whole capacity.
-        let mut questions = ArrayVec::<_, LIMITS_INLINE_MAX>::new();
+        let mut table_checks = ArrayVec::<_, LIMITS_INLINE_MAX>::new();
         let mut answers = ArrayVec::<_, LIMITS_INLINE_MAX>::new();
         for check in checks {
-            questions.push(check.of(self.id));
+            table_checks.push(check.of(self.id));
             answers.push(NOT_DECIDED);
         }
-        let decided = decide(&questions, &mut answers)?;
+        let decided = decide(&table_checks, &mut answers)?;
         let mut outcomes = ArrayVec::new();
         for (check, answer) in checks.iter().zip(&answers) {
             outcomes.push(Outcome::new(check.gate, *answer));
@@ -502,9 +503,9 @@ impl Limiter {
         if checks.len() > LIMITS_PER_CHECK_MAX {
             return Err(TooManyLimits { limits: checks.len(), limits_max: LIMITS_PER_CHECK_MAX });
         }
-        let questions: Vec<_> = checks.iter().map(|check| check.of(self.id)).collect();
+        let table_checks: Vec<_> = checks.iter().map(|check| check.of(self.id)).collect();
         let mut answers = vec![NOT_DECIDED; checks.len()];
-        let decided = decide(&questions, &mut answers)?;
+        let decided = decide(&table_checks, &mut answers)?;
         let outcomes =
             checks.iter().zip(answers).map(|(check, answer)| Outcome::new(check.gate, answer)).collect();
         Ok(Decision { outcomes: Outcomes::Many(outcomes), decided })

@@ -25,13 +25,13 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tidegate::Decision;
 use tidegate::headers::set_headers;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::auth::{Caller, Principal, Role};
-use crate::metrics::{DecisionSource, Stopwatch, Surface};
+use crate::metrics::{Stopwatch, Surface};
 use crate::pieces::Pieces;
+use crate::pipeline::RequestDecision;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
@@ -66,22 +66,14 @@ impl<'s> HttpRequest<'s> {
         Self { shared, peer, caller, parts, body }
     }
 
-    /// Adds the header fields of a decision.
-    pub(crate) fn set_decision_headers(
-        &self,
-        answer: &mut HttpResponse,
-        decision: &Decision<'_>,
-        source: DecisionSource,
-    ) {
+    /// Adds the header fields of a decision, and its source if the server is in a region.
+    pub(crate) fn set_decision_headers(&self, answer: &mut HttpResponse, decision: &RequestDecision<'_>) {
         let Shared { decider, reset, .. } = self.shared;
-        set_headers(answer.headers_mut(), decision, decider.limiter.wall_us(), *reset);
-        self.set_source_header(answer, source);
-    }
-
-    /// Adds the decision source, if the server is in a region.
-    pub(crate) fn set_source_header(&self, answer: &mut HttpResponse, source: DecisionSource) {
-        if self.shared.decider.region.is_some() {
-            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(source.as_str()));
+        if let Some(headline) = &decision.headline {
+            set_headers(answer.headers_mut(), headline, decider.limiter.wall_us(), *reset);
+        }
+        if decider.region.is_some() {
+            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(decision.source.as_str()));
         }
     }
 

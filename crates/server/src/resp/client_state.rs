@@ -9,8 +9,9 @@ use super::pending::PendingCheck;
 use super::reply::Protocol;
 use super::request::Trust;
 use super::throttle::Gates;
-use crate::auth::{Principal, TokenHash};
-use crate::metrics::{DecisionSource, Metrics, Outcome, Surface};
+use crate::auth::{Principal, TenantIndex, TokenHash};
+use crate::metrics::Surface;
+use crate::pipeline::{RequestContext, Tally};
 use crate::shared::Shared;
 
 /// Longest name of a client, in bytes. It is stored as long as the connection lasts.
@@ -18,6 +19,14 @@ const NAME_BYTES_MAX: usize = 128;
 
 /// The user that Redis has before any other.
 const DEFAULT_USER: &[u8] = b"default";
+
+/// The class of all checks of Redis clients, because a request does not state one.
+const CLASS: Class = Class::Comfort;
+
+/// Returns the context of a check of a Redis client.
+pub(super) fn context(shared: &Shared, tenant: TenantIndex) -> RequestContext<'_> {
+    RequestContext { shared, tenant, surface: Surface::Resp, class: CLASS }
+}
 
 /// The state of a connection between requests.
 #[derive(Debug)]
@@ -54,6 +63,11 @@ impl ClientState {
             tally: Tally::default(),
             waiting: Vec::new(),
         }
+    }
+
+    /// Counts the decisions since the last call in the metrics, and returns their number.
+    pub(super) fn flush_tally(&mut self) -> u64 {
+        self.tally.flush(&self.shared.metrics, Surface::Resp, CLASS)
     }
 
     pub(super) fn trust(&self) -> Trust {
@@ -140,39 +154,4 @@ pub(super) fn check_name(name: &[u8]) -> Result<(), String> {
         return Err(format!("ERR client name: {} bytes is outside 0 to {NAME_BYTES_MAX}", name.len()));
     }
     Ok(())
-}
-
-/// Decisions that are counted together, once for each batch.
-#[derive(Debug, Default)]
-pub(super) struct Tally {
-    allowed: [u64; DecisionSource::ALL.len()],
-    denied: [u64; DecisionSource::ALL.len()],
-}
-
-impl Tally {
-    #[inline]
-    pub(super) fn count(&mut self, allowed: bool, source: DecisionSource) {
-        let counts = if allowed { &mut self.allowed } else { &mut self.denied };
-        counts[source as usize] += 1;
-    }
-
-    /// Counts a check that was shed, and therefore passed.
-    pub(super) fn shed(&mut self) {
-        self.allowed[DecisionSource::Shed as usize] += 1;
-    }
-
-    /// Hands the counts on; how many there were.
-    pub(super) fn flush(&mut self, metrics: &Metrics) -> u64 {
-        let counts = std::mem::take(self);
-        let mut total = 0;
-        for (outcome, counts) in [(Outcome::Allowed, counts.allowed), (Outcome::Denied, counts.denied)] {
-            for (source, n) in DecisionSource::ALL.iter().zip(counts) {
-                if n > 0 {
-                    metrics.decided(Surface::Resp, Class::Comfort, outcome, *source, n);
-                    total += n;
-                }
-            }
-        }
-        total
-    }
 }

@@ -12,7 +12,6 @@ mod connection;
 mod dialogue;
 mod info;
 mod pending;
-mod record;
 mod reply;
 mod request;
 mod throttle;

@@ -39,33 +39,33 @@ impl Region {
     /// closed, the request is denied.
     pub(super) fn without_origin<'g>(
         &self,
-        questions: &[&RegionCheck<'g, '_>],
+        checks: &[&RegionCheck<'g, '_>],
     ) -> Result<RegionDecision<'g>, TooManyLimits> {
-        let source = |question: &&RegionCheck<'_, '_>| question.origin_limit().policy.without_origin();
-        let last = questions.iter().map(source).max().unwrap_or(DecisionSource::Local);
+        let source = |check: &&RegionCheck<'_, '_>| check.origin_limit().policy.without_origin();
+        let last = checks.iter().map(source).max().unwrap_or(DecisionSource::Local);
         let missing_reply = Some(MissingReply::Origin);
         if last == DecisionSource::Closed {
-            return Ok(RegionDecision { decision: closed(questions), source: last, missing_reply });
+            return Ok(RegionDecision { decision: closed(checks), source: last, missing_reply });
         }
-        let gates: Vec<Gate> = questions.iter().map(|question| self.substitute(question)).collect();
-        let asks: Vec<Check<'_>> =
-            questions.iter().zip(&gates).map(|(question, gate)| substitute_check(question, gate)).collect();
-        let alone = self.limiter.check_all(&asks)?;
+        let gates: Vec<Gate> = checks.iter().map(|check| self.substitute(check)).collect();
+        let node_checks: Vec<Check<'_>> =
+            checks.iter().zip(&gates).map(|(check, gate)| substitute_check(check, gate)).collect();
+        let alone = self.limiter.check_all(&node_checks)?;
         if alone.is_allowed() {
             // The usage still counts: the node reports it when the origin is back.
-            self.charge(questions.iter().copied());
+            self.charge(checks.iter().copied());
         }
-        Ok(RegionDecision { decision: as_asked(questions, &alone), source: last, missing_reply })
+        Ok(RegionDecision { decision: for_checks(checks, &alone), source: last, missing_reply })
     }
 
     /// Returns the substitute of a limit: the node share, or the coarse meter of its tenant.
-    fn substitute(&self, question: &RegionCheck<'_, '_>) -> Gate {
-        let (gate, origin_limit) = (question.ask.gate(), question.origin_limit());
+    fn substitute(&self, check: &RegionCheck<'_, '_>) -> Gate {
+        let (gate, origin_limit) = (check.node_check.gate(), check.origin_limit());
         if origin_limit.policy.without_origin() == DecisionSource::Open {
             return origin_limit.open.clone();
         }
         let FallbackState { processes, remaining: left } =
-            self.driver.fallback_state(question.partition(), question.ask.digest);
+            self.driver.fallback_state(check.partition(), check.node_check.digest);
         // While regions cannot exchange their usage, each spends only its regional share.
         let (limit, left) = match origin_limit.global() {
             Some(layout) => (layout.part(gate.limit()), left.map(|left| layout.share_of(left))),
@@ -74,34 +74,33 @@ impl Region {
         let NodeShare { limit, spent } = NodeShare::new(&limit, FallbackState { processes, remaining: left });
         let part = gate.substitute(limit, origin_limit.alone);
         if spent > 0 {
-            self.limiter.raise(part.key(question.key()).cost(spent));
+            self.limiter.raise(part.key(check.key()).cost(spent));
         }
         part
     }
 }
 
-fn substitute_check<'s>(question: &RegionCheck<'_, '_>, gate: &'s Gate) -> Check<'s> {
-    let is_open = question.origin_limit().policy.without_origin() == DecisionSource::Open;
-    gate.key(if is_open { b"" } else { question.key() }).cost(question.ask.cost)
+fn substitute_check<'s>(check: &RegionCheck<'_, '_>, gate: &'s Gate) -> Check<'s> {
+    let is_open = check.origin_limit().policy.without_origin() == DecisionSource::Open;
+    gate.key(if is_open { b"" } else { check.key() }).cost(check.node_check.cost)
 }
 
 /// Returns the outcomes of substitutes as those of the original limits.
-fn as_asked<'g>(questions: &[&RegionCheck<'g, '_>], alone: &Decision<'_>) -> Decision<'g> {
-    let outcomes = questions.iter().zip(alone.outcomes()).map(|(question, outcome)| {
+fn for_checks<'g>(checks: &[&RegionCheck<'g, '_>], alone: &Decision<'_>) -> Decision<'g> {
+    let outcomes = checks.iter().zip(alone.outcomes()).map(|(check, outcome)| {
         let answer = tidegate_core::CheckOutcome { verdict: outcome.verdict(), source: outcome.source() };
-        Outcome::new(question.ask.gate(), answer)
+        Outcome::new(check.node_check.gate(), answer)
     });
     Decision { outcomes: Outcomes::Many(outcomes.collect()), decided: alone.decided }
 }
 
 /// Denies a request without a decision.
-pub(super) fn closed<'g>(questions: &[&RegionCheck<'g, '_>]) -> Decision<'g> {
+pub(super) fn closed<'g>(checks: &[&RegionCheck<'g, '_>]) -> Decision<'g> {
     let verdict =
         Verdict::Deny { remaining: 0, reset_after_us: CLOSED_RETRY_US, retry: Retry::After(CLOSED_RETRY_US) };
     let answer = tidegate_core::CheckOutcome { verdict, source: tidegate_core::DecidingMeter::Own };
-    let outcomes = questions.iter().map(|question| Outcome::new(question.ask.gate(), answer)).collect();
-    let strictest =
-        questions.iter().enumerate().max_by_key(|(_, q)| q.origin_limit().policy.without_origin());
+    let outcomes = checks.iter().map(|check| Outcome::new(check.node_check.gate(), answer)).collect();
+    let strictest = checks.iter().enumerate().max_by_key(|(_, q)| q.origin_limit().policy.without_origin());
     Decision {
         outcomes: Outcomes::Many(outcomes),
         decided: RequestVerdict::Denied { by: strictest.map_or(0, |(at, _)| at) },

@@ -17,7 +17,7 @@ use super::{DecisionSource, MissingReply, Regime, Region, RegionDecision, resolv
 use crate::decision::Outcome;
 use crate::gate::Gate;
 
-/// The other region that decides a question, if one does: its place among all.
+/// The other region that decides a check, if one does: its place among all.
 pub(super) fn owner(check: &RegionCheck<'_, '_>) -> Option<usize> {
     let origin_limit = check.origin_limit();
     let layout = origin_limit.layout.as_deref().filter(|_| origin_limit.policy.regime == Regime::Strict)?;
@@ -99,7 +99,7 @@ async fn ask(peer_regions: &PeerRegions, owner: usize, forward: ForwardRequest) 
 
 fn forward_request(act: ForwardAction, group: &[&RegionCheck<'_, '_>]) -> ForwardRequest {
     let check = |check: &&RegionCheck<'_, '_>| {
-        let (gate, origin_limit) = (check.ask.gate(), check.origin_limit());
+        let (gate, origin_limit) = (check.node_check.gate(), check.origin_limit());
         ForwardedCheck {
             tenant: origin_limit.tenant().to_owned(),
             name: origin_limit.name().to_owned(),
@@ -108,7 +108,7 @@ fn forward_request(act: ForwardAction, group: &[&RegionCheck<'_, '_>]) -> Forwar
             version: origin_limit.policy.version,
             key: check.key().into(),
             placement: check.placement().map(Into::into),
-            cost: check.ask.cost,
+            cost: check.node_check.cost,
         }
     };
     // Numbered when it is sent.
@@ -152,11 +152,12 @@ impl Owner {
         let gates = gates?;
         // If regions have different region lists, two of them might own a key. Then neither decides
         // for the other.
-        if !gates.iter().zip(&forward.checks).all(|(gate, asked)| self.decides_for(gate, &asked.key)) {
+        if !gates.iter().zip(&forward.checks).all(|(gate, forwarded)| self.decides_for(gate, &forwarded.key))
+        {
             return None;
         }
         let checks: Vec<RegionCheck<'_, '_>> =
-            gates.iter().zip(&forward.checks).map(|(gate, asked)| local_check(gate, asked)).collect();
+            gates.iter().zip(&forward.checks).map(|(gate, forwarded)| local_check(gate, forwarded)).collect();
         match forward.act {
             ForwardAction::Decide => decision(&self.region.check(&checks).await.ok()?),
             ForwardAction::Charge => {
@@ -190,9 +191,9 @@ impl Owner {
     }
 }
 
-fn local_check<'g, 'k>(gate: &'g Gate, asked: &'k ForwardedCheck) -> RegionCheck<'g, 'k> {
-    let check = gate.region_check(&asked.key).cost(asked.cost);
-    match &asked.placement {
+fn local_check<'g, 'k>(gate: &'g Gate, forwarded: &'k ForwardedCheck) -> RegionCheck<'g, 'k> {
+    let check = gate.region_check(&forwarded.key).cost(forwarded.cost);
+    match &forwarded.placement {
         Some(placement) => check.placed_by(placement),
         None => check,
     }

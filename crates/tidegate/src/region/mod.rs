@@ -154,40 +154,40 @@ impl Region {
     /// If one of the gates has no origin.
     pub async fn check<'g>(
         &self,
-        questions: &[RegionCheck<'g, '_>],
+        checks: &[RegionCheck<'g, '_>],
     ) -> Result<RegionDecision<'g>, TooManyLimits> {
-        let decision = self.by_memory(questions)?;
+        let decision = self.by_memory(checks)?;
         if !needs_origin(&decision) {
-            return Ok(RegionDecision { decision, source: self.source_of(questions), missing_reply: None });
+            return Ok(RegionDecision { decision, source: self.source_of(checks), missing_reply: None });
         }
         // Boxed, so that a decision from memory does not reserve space for this future.
-        Box::pin(self.ask_origin(questions)).await
+        Box::pin(self.ask_origin(checks)).await
     }
 
     /// Decides from the grants of this node.
-    fn by_memory<'g>(&self, questions: &[RegionCheck<'g, '_>]) -> Result<Decision<'g>, TooManyLimits> {
-        let asks = questions.iter().map(|question| question.ask);
+    fn by_memory<'g>(&self, checks: &[RegionCheck<'g, '_>]) -> Result<Decision<'g>, TooManyLimits> {
+        let node_checks = checks.iter().map(|check| check.node_check);
         // A decision from memory allocates nothing.
-        if questions.len() <= LIMITS_INLINE_MAX {
-            return self.limiter.check_all(&asks.collect::<ArrayVec<Check<'g>, LIMITS_INLINE_MAX>>());
+        if checks.len() <= LIMITS_INLINE_MAX {
+            return self.limiter.check_all(&node_checks.collect::<ArrayVec<Check<'g>, LIMITS_INLINE_MAX>>());
         }
-        self.limiter.check_all(&asks.collect::<Vec<Check<'g>>>())
+        self.limiter.check_all(&node_checks.collect::<Vec<Check<'g>>>())
     }
 
     /// Decides a request that memory cannot, by one call for each placement, in sequence. If a
     /// later one denies, earlier charges are given back.
     async fn ask_origin<'g>(
         &self,
-        questions: &[RegionCheck<'g, '_>],
+        checks: &[RegionCheck<'g, '_>],
     ) -> Result<RegionDecision<'g>, TooManyLimits> {
-        let mut groups = by_place(questions);
+        let mut groups = by_place(checks);
         if let [only] = &groups[..] {
             return match only.place {
-                CheckOwner::Partition(_) => Ok(self.ask_one(&only.questions).await?.region_decision),
-                CheckOwner::PeerRegion(owner) => Ok(self.forward_checks(owner, &only.questions).await),
+                CheckOwner::Partition(_) => Ok(self.ask_one(&only.checks).await?.region_decision),
+                CheckOwner::PeerRegion(owner) => Ok(self.forward_checks(owner, &only.checks).await),
             };
         }
-        let mut whole = undecided(questions);
+        let mut whole = undecided(checks);
         let mut charged = Vec::new();
         // Groups that memory decides come first, because their charges are given back at no cost.
         // Peer regions come last.
@@ -195,9 +195,9 @@ impl Region {
         for group in &groups {
             let since_us = self.limiter.now().mono_us();
             let PlacementDecision { region_decision, charged_us } = match group.place {
-                CheckOwner::Partition(_) => self.decide_group(&group.questions).await?,
+                CheckOwner::Partition(_) => self.decide_group(&group.checks).await?,
                 CheckOwner::PeerRegion(owner) => {
-                    PlacementDecision::here(self.forward_checks(owner, &group.questions).await)
+                    PlacementDecision::here(self.forward_checks(owner, &group.checks).await)
                 }
             };
             whole.add(group, &region_decision);
@@ -218,13 +218,13 @@ impl Region {
 
     /// Gives back the charges of one placement for a request that another denies.
     fn roll_back(&self, group: &PlacementGroup<'_, '_, '_>, paid: ChargeLocation) {
-        for question in &group.questions {
+        for check in &group.checks {
             match group.place {
                 CheckOwner::Partition(partition) => {
-                    self.driver.roll_back(partition, &question.charge(), paid);
+                    self.driver.roll_back(partition, &check.charge(), paid);
                 }
                 CheckOwner::PeerRegion(owner) => {
-                    self.deliver_to_owner(owner, roll_back_action(paid), question);
+                    self.deliver_to_owner(owner, roll_back_action(paid), check);
                 }
             }
         }
@@ -234,16 +234,16 @@ impl Region {
     /// show.
     fn is_undecided(&self, group: &PlacementGroup<'_, '_, '_>) -> bool {
         let look =
-            |question: &&RegionCheck<'_, '_>| self.limiter.check(question.ask.cost(0)).verdict().retry();
-        group.questions.iter().any(|question| look(question) == Some(Retry::AskOrigin))
+            |check: &&RegionCheck<'_, '_>| self.limiter.check(check.node_check.cost(0)).verdict().retry();
+        group.checks.iter().any(|check| look(check) == Some(Retry::AskOrigin))
     }
 
     async fn decide_group<'g>(
         &self,
         group: &[&RegionCheck<'g, '_>],
     ) -> Result<PlacementDecision<'g>, TooManyLimits> {
-        let asks: Vec<Check<'g>> = group.iter().map(|question| question.ask).collect();
-        let decision = self.limiter.check_all(&asks)?;
+        let node_checks: Vec<Check<'g>> = group.iter().map(|check| check.node_check).collect();
+        let decision = self.limiter.check_all(&node_checks)?;
         if !needs_origin(&decision) {
             return Ok(PlacementDecision::here(RegionDecision {
                 decision,
@@ -259,14 +259,14 @@ impl Region {
         &self,
         group: &[&RegionCheck<'g, '_>],
     ) -> Result<PlacementDecision<'g>, TooManyLimits> {
-        let Some(partition) = group.first().map(|question| question.partition()) else {
+        let Some(partition) = group.first().map(|check| check.partition()) else {
             return Ok(PlacementDecision::here(RegionDecision {
                 decision: allowed(Vec::new()),
                 source: DecisionSource::Regional,
                 missing_reply: None,
             }));
         };
-        let charges = group.iter().map(|question| question.charge()).collect();
+        let charges = group.iter().map(|check| check.charge()).collect();
         let resolution = self.driver.ask(partition, charges).await;
         let charged_us = match resolution {
             Resolution::Unanswered => return self.without_origin(group).map(PlacementDecision::here),
@@ -287,29 +287,29 @@ impl Region {
     /// Returns the decision source of the origin's reply for these checks: the weakest of them.
     fn source_of<'q, 'g: 'q, 'k: 'q>(
         &self,
-        questions: impl IntoIterator<Item = &'q RegionCheck<'g, 'k>>,
+        checks: impl IntoIterator<Item = &'q RegionCheck<'g, 'k>>,
     ) -> DecisionSource {
         if self.peer_regions.is_none() {
             return DecisionSource::Regional;
         }
-        let source = |question: &RegionCheck<'_, '_>| {
-            let is_connected = || self.driver.is_connected(question.partition());
-            if question.origin_limit().global().is_some() && is_connected() {
+        let source = |check: &RegionCheck<'_, '_>| {
+            let is_connected = || self.driver.is_connected(check.partition());
+            if check.origin_limit().global().is_some() && is_connected() {
                 DecisionSource::Global
             } else {
                 DecisionSource::Regional
             }
         };
-        questions.into_iter().map(source).max().unwrap_or(DecisionSource::Regional)
+        checks.into_iter().map(source).max().unwrap_or(DecisionSource::Regional)
     }
 
     /// Charges costs that were spent already, without a check. The origin learns of them with the
     /// next report.
-    pub fn charge<'q>(&self, questions: impl IntoIterator<Item = &'q RegionCheck<'q, 'q>>) {
-        for question in questions {
-            match owner(question) {
-                None => self.driver.owe(question.partition(), &question.charge()),
-                Some(owner) => self.deliver_to_owner(owner, ForwardAction::Charge, question),
+    pub fn charge<'q>(&self, checks: impl IntoIterator<Item = &'q RegionCheck<'q, 'q>>) {
+        for check in checks {
+            match owner(check) {
+                None => self.driver.owe(check.partition(), &check.charge()),
+                Some(owner) => self.deliver_to_owner(owner, ForwardAction::Charge, check),
             }
         }
     }
@@ -317,11 +317,11 @@ impl Region {
     /// Gives back charged costs in full, even if they have drained since. The origin learns of it
     /// with the next report. If it does not reply for more than half a second, units that drain
     /// meanwhile are not given back.
-    pub fn refund<'q>(&self, questions: impl IntoIterator<Item = &'q RegionCheck<'q, 'q>>) {
-        for question in questions {
-            match owner(question) {
-                None => self.driver.refund(question.partition(), &question.charge()),
-                Some(owner) => self.deliver_to_owner(owner, ForwardAction::Refund, question),
+    pub fn refund<'q>(&self, checks: impl IntoIterator<Item = &'q RegionCheck<'q, 'q>>) {
+        for check in checks {
+            match owner(check) {
+                None => self.driver.refund(check.partition(), &check.charge()),
+                Some(owner) => self.deliver_to_owner(owner, ForwardAction::Refund, check),
             }
         }
     }
@@ -385,11 +385,11 @@ enum CheckOwner {
     PeerRegion(usize),
 }
 
-/// Questions of one request that are decided at the same place, and their places in it.
+/// Checks of one request that are decided at the same place, and their places in it.
 struct PlacementGroup<'q, 'g, 'k> {
     place: CheckOwner,
     places: Vec<usize>,
-    questions: Vec<&'q RegionCheck<'g, 'k>>,
+    checks: Vec<&'q RegionCheck<'g, 'k>>,
 }
 
 impl PlacementGroup<'_, '_, '_> {
@@ -399,17 +399,17 @@ impl PlacementGroup<'_, '_, '_> {
 }
 
 /// Groups checks by the place that decides them.
-fn by_place<'q, 'g, 'k>(questions: &'q [RegionCheck<'g, 'k>]) -> Vec<PlacementGroup<'q, 'g, 'k>> {
+fn by_place<'q, 'g, 'k>(checks: &'q [RegionCheck<'g, 'k>]) -> Vec<PlacementGroup<'q, 'g, 'k>> {
     let mut groups: Vec<PlacementGroup<'q, 'g, 'k>> = Vec::with_capacity(1);
-    for (at, question) in questions.iter().enumerate() {
-        let place = owner(question)
-            .map_or_else(|| CheckOwner::Partition(question.partition()), CheckOwner::PeerRegion);
+    for (at, check) in checks.iter().enumerate() {
+        let place =
+            owner(check).map_or_else(|| CheckOwner::Partition(check.partition()), CheckOwner::PeerRegion);
         match groups.iter_mut().find(|group| group.place == place) {
             Some(group) => {
                 group.places.push(at);
-                group.questions.push(question);
+                group.checks.push(check);
             }
-            None => groups.push(PlacementGroup { place, places: vec![at], questions: vec![question] }),
+            None => groups.push(PlacementGroup { place, places: vec![at], checks: vec![check] }),
         }
     }
     groups
@@ -417,8 +417,8 @@ fn by_place<'q, 'g, 'k>(questions: &'q [RegionCheck<'g, 'k>]) -> Vec<PlacementGr
 
 /// Returns the decision before any reply. A limit that is not checked, because another denied,
 /// shows 0 units: never more than the truth.
-fn undecided<'g>(questions: &[RegionCheck<'g, '_>]) -> RegionDecision<'g> {
-    let outcomes = questions.iter().map(|question| outcome_of(&question.ask, 0, None)).collect();
+fn undecided<'g>(checks: &[RegionCheck<'g, '_>]) -> RegionDecision<'g> {
+    let outcomes = checks.iter().map(|check| outcome_of(&check.node_check, 0, None)).collect();
     RegionDecision { decision: allowed(outcomes), source: DecisionSource::Global, missing_reply: None }
 }
 
@@ -453,9 +453,9 @@ fn resolved<'g>(group: &[&RegionCheck<'g, '_>], resolution: &Resolution) -> Deci
         Resolution::Allowed { remaining, .. } => (&remaining[..], None),
         Resolution::Denied { by, remaining, retry_us } => (&remaining[..], Some((*by, *retry_us))),
     };
-    let outcome = |(place, question): (usize, &&RegionCheck<'g, '_>)| {
+    let outcome = |(place, check): (usize, &&RegionCheck<'g, '_>)| {
         let denied = denied.filter(|(by, _)| *by == place).map(|(_, retry_us)| retry_us);
-        outcome_of(&question.ask, remaining.get(place).copied().unwrap_or(0), denied)
+        outcome_of(&check.node_check, remaining.get(place).copied().unwrap_or(0), denied)
     };
     let outcomes = Outcomes::Many(group.iter().enumerate().map(outcome).collect());
     let decided = denied.map_or(RequestVerdict::Allowed, |(by, _)| RequestVerdict::Denied { by });
@@ -464,20 +464,20 @@ fn resolved<'g>(group: &[&RegionCheck<'g, '_>], resolution: &Resolution) -> Deci
 
 /// Returns the outcome of one limit by the origin's reply: the remaining units, and the retry time
 /// of a denial.
-fn outcome_of<'g>(ask: &Check<'g>, remaining: u32, denied_us: Option<u64>) -> Outcome<'g> {
-    let limit = ask.gate().limit();
+fn outcome_of<'g>(node_check: &Check<'g>, remaining: u32, denied_us: Option<u64>) -> Outcome<'g> {
+    let limit = node_check.gate().limit();
     let remaining = remaining.min(limit.burst());
     let reset_after_us = limit.reset_after_us(remaining);
     let verdict = match denied_us {
         None => Verdict::Allow { remaining, reset_after_us },
-        Some(us) => Verdict::Deny { remaining, reset_after_us, retry: retry(ask, us) },
+        Some(us) => Verdict::Deny { remaining, reset_after_us, retry: retry(node_check, us) },
     };
-    Outcome::new(ask.gate(), CheckOutcome { verdict, source: DecidingMeter::Own })
+    Outcome::new(node_check.gate(), CheckOutcome { verdict, source: DecidingMeter::Own })
 }
 
 /// When a denied request would pass.
-fn retry(ask: &Check<'_>, retry_us: u64) -> Retry {
-    if ask.gate().limit().is_blocked() {
+fn retry(node_check: &Check<'_>, retry_us: u64) -> Retry {
+    if node_check.gate().limit().is_blocked() {
         Retry::Blocked
     } else if retry_us >= NEVER_US {
         Retry::CostAboveBurst
