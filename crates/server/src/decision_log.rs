@@ -59,7 +59,7 @@ impl DecisionLog {
             retention: config.retention,
             bytes_max: config.bytes_max,
             region: owner.region,
-            node: shared.node.clone(),
+            node: shared.node.host_name.clone(),
             seed: limiter.wall_us(),
             otlp: config.otlp.clone(),
         };

@@ -186,7 +186,7 @@ fn server() -> &'static Shared {
         let shared = Shared::new(&mut config).expect("a small server");
         let set = RuleSet::parse(RULES).expect("good rules");
         let descriptors = Descriptors::parse(DESCRIPTORS, &shared).expect("good descriptors");
-        shared.descriptors.store(Arc::new(descriptors));
+        shared.rules.descriptors.store(Arc::new(descriptors));
         shared.rules.store(Arc::new(ActiveRules::new(set, &shared).expect("few rules")));
         shared
     })

@@ -155,7 +155,7 @@ impl ActiveRules {
         let of_tenants: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
         let of_tenants = of_tenants.map_err(|error| error.to_string())?;
         let counts = set.rules().iter().map(|_| RuleCount::default()).collect();
-        let bounds = ArcSwap::from_pointee(RuleBounds::new(&set, shared.fleet_now()));
+        let bounds = ArcSwap::from_pointee(RuleBounds::new(&set, shared.fleet.measured()));
         let used =
             |tenant: &Tenant| set.rule_dimensions(&tenant.name).into_iter().map(str::to_owned).collect();
         let used = shared.tenants.iter().map(used).collect();

@@ -62,7 +62,7 @@ pub(crate) async fn decide(
     check_request(request)?;
     let context = RequestContext { shared, tenant, surface: Surface::Envoy, class: CLASS };
     let Ok(admission) = context.admit() else { return Ok(shed_response(request)) };
-    let descriptors = shared.descriptors.load();
+    let descriptors = shared.rules.descriptors.load();
     let request_limits = request_limits(shared, &descriptors, tenant, request)?;
     let name = shared.tenant(tenant).name.as_bytes();
     let placement = shared.decider.placement(&[name, request.domain.as_bytes()]);
@@ -329,7 +329,10 @@ fn fields(shared: &Shared, decision: &Decision<'_>) -> Vec<HeaderValue> {
         value: value.to_str().unwrap_or_default().to_owned(),
         raw_value: Vec::new(),
     };
-    headers(decision, shared.decider.limiter.wall_us(), shared.reset).into_iter().map(field).collect()
+    headers(decision, shared.decider.limiter.wall_us(), shared.protocol.reset)
+        .into_iter()
+        .map(field)
+        .collect()
 }
 
 fn respond(shared: &Shared, plan: &Plan<'_>, decision: &RequestDecision<'_>) -> RateLimitResponse {

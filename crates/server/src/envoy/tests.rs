@@ -42,7 +42,7 @@ fn parsed(text: &str, shared: &Shared) -> Result<Descriptors, Vec<String>> {
 fn server(text: &str) -> Shared {
     let shared = shared();
     let descriptors = parsed(text, &shared).expect("a good file");
-    shared.descriptors.store(std::sync::Arc::new(descriptors));
+    shared.rules.descriptors.store(std::sync::Arc::new(descriptors));
     shared
 }
 

@@ -198,7 +198,7 @@ fn client_address(req: &HttpRequest<'_>) -> IpAddr {
     static UNTRUSTED: Once = Once::new();
     static SILENT: Once = Once::new();
     let (peer, headers) = (req.peer.ip(), &req.parts.headers);
-    match (address::is_trusted(peer, &req.shared.trusted_proxies), address::is_forwarded(headers)) {
+    match (address::is_trusted(peer, &req.shared.protocol.trusted_proxies), address::is_forwarded(headers)) {
         (false, _) => UNTRUSTED.call_once(|| {
             tracing::warn!(%peer, "forward-auth is asked by a peer that is not among trusted_proxies: all its \
                  clients count as one address, its own. Add it to trusted_proxies");
@@ -209,7 +209,7 @@ fn client_address(req: &HttpRequest<'_>) -> IpAddr {
         }),
         (true, true) => {}
     }
-    address::client(peer, headers, &req.shared.trusted_proxies)
+    address::client(peer, headers, &req.shared.protocol.trusted_proxies)
 }
 
 fn respond(req: &HttpRequest<'_>, decision: &RequestDecision<'_>, deny_status: StatusCode) -> HttpResponse {

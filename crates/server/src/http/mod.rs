@@ -68,9 +68,9 @@ impl<'s> HttpRequest<'s> {
 
     /// Adds the header fields of a decision, and its source if the server is in a region.
     pub(crate) fn set_decision_headers(&self, answer: &mut HttpResponse, decision: &RequestDecision<'_>) {
-        let Shared { decider, reset, .. } = self.shared;
+        let Shared { decider, protocol, .. } = self.shared;
         if let Some(headline) = &decision.headline {
-            set_headers(answer.headers_mut(), headline, decider.limiter.wall_us(), *reset);
+            set_headers(answer.headers_mut(), headline, decider.limiter.wall_us(), protocol.reset);
         }
         if decider.region.is_some() {
             answer.headers_mut().insert(SOURCE, HeaderValue::from_static(decision.source.as_str()));
@@ -81,7 +81,7 @@ impl<'s> HttpRequest<'s> {
     /// revoked since the request began must not change anything.
     pub(crate) fn actor(&self) -> Result<String, Problem> {
         let caller = self.caller.as_ref();
-        caller.and_then(|caller| self.shared.actor(caller)).ok_or_else(Problem::unauthorized)
+        caller.and_then(|caller| self.shared.credentials.actor(caller)).ok_or_else(Problem::unauthorized)
     }
 
     /// Whether the server has no tokens, so that all callers are the same.
@@ -128,7 +128,7 @@ where
     let mut finishing = false;
     let ended = woken_by_stop(&context.stop, |task| {
         // The admin listener serves on while the others drain: its own stop comes later.
-        if !finishing && !context.shared.is_ready() && context.stop.is_cancelled() {
+        if !finishing && !context.shared.node.is_ready() && context.stop.is_cancelled() {
             finishing = true;
             connection.as_mut().graceful_shutdown();
         }
@@ -187,7 +187,7 @@ async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
 /// Returns the caller of a request.
 fn caller(shared: &Shared, headers: &HeaderMap) -> Option<Caller> {
     let authorization = headers.get(::http::header::AUTHORIZATION);
-    shared.caller_of(authorization.map(::http::HeaderValue::as_bytes))
+    shared.credentials.caller_of(authorization.map(::http::HeaderValue::as_bytes))
 }
 
 /// Which surface a request is for.
@@ -215,7 +215,7 @@ async fn timed(
 ) -> HttpResponse {
     let started = Stopwatch::start();
     let answer = answer.await;
-    req.shared.metrics.took(surface, started.taken(), 1);
+    req.shared.telemetry.metrics.took(surface, started.taken(), 1);
     answer
 }
 

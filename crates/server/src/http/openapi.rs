@@ -139,7 +139,7 @@ mod tests {
         shared.rules.store(Arc::new(rules));
         if !descriptors.is_empty() {
             let descriptors = Descriptors::parse(descriptors, &shared).expect("good descriptors");
-            shared.descriptors.store(Arc::new(descriptors));
+            shared.rules.descriptors.store(Arc::new(descriptors));
         }
         shared
     }

@@ -142,7 +142,7 @@ impl<'s> RequestContext<'s> {
     }
 
     fn count(&self, outcome: Outcome, source: DecisionSource) {
-        self.shared.metrics.decided(self.surface, self.class, outcome, source, 1);
+        self.shared.telemetry.metrics.decided(self.surface, self.class, outcome, source, 1);
     }
 }
 

@@ -95,7 +95,7 @@ impl RequestContext<'_> {
 
     #[inline]
     pub(super) fn recorder(&self) -> Option<&Recorder> {
-        self.shared.decision_log.as_ref().map(|log| &**log.recorder())
+        self.shared.telemetry.decision_log.as_ref().map(|log| &**log.recorder())
     }
 
     pub(super) fn write_record<'d, D>(

@@ -50,8 +50,8 @@ pub(super) struct ClientState {
 impl ClientState {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         static NEXT_ID: AtomicI64 = AtomicI64::new(1);
-        let generation = shared.credentials_generation();
-        let principal = shared.principal(None);
+        let generation = shared.credentials.generation();
+        let principal = shared.credentials.principal(None);
         Self {
             shared,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -67,7 +67,7 @@ impl ClientState {
 
     /// Counts the decisions since the last call in the metrics, and returns their number.
     pub(super) fn flush_tally(&mut self) -> u64 {
-        self.tally.flush(&self.shared.metrics, Surface::Resp, CLASS)
+        self.tally.flush(&self.shared.telemetry.metrics, Surface::Resp, CLASS)
     }
 
     pub(super) fn trust(&self) -> Trust {
@@ -77,7 +77,7 @@ impl ClientState {
     /// Authenticates by `token`, and returns whether it is known. The user name has no meaning
     /// beside the token, but an open server has one user only.
     pub(super) fn authenticate(&mut self, user: &[u8], token: &[u8]) -> bool {
-        let is_open = self.shared.credentials().is_open();
+        let is_open = self.shared.credentials.load().is_open();
         if is_open && user != DEFAULT_USER {
             return false;
         }
@@ -93,14 +93,14 @@ impl ClientState {
     /// principal is valid only as long as its token.
     pub(super) fn look_again(&mut self) {
         let has_ended = self.shown.expires_ms.is_some_and(|at_ms| at_ms <= self.shared.now_ms());
-        if has_ended || self.shown.generation != self.shared.credentials_generation() {
+        if has_ended || self.shown.generation != self.shared.credentials.generation() {
             self.become_holder(ShownToken { token: self.shown.token, ..ShownToken::default() });
         }
     }
 
     fn become_holder(&mut self, shown: ShownToken) {
         // Read before the credentials, so that a change in between is noticed the next time.
-        let generation = self.shared.credentials_generation();
+        let generation = self.shared.credentials.generation();
         let (principal, expires_ms) = shown.holder(&self.shared).unzip();
         if self.principal != principal {
             self.gates.clear();
@@ -139,7 +139,7 @@ struct ShownToken {
 impl ShownToken {
     /// Returns the present principal of the token, and its expiry.
     fn holder(&self, shared: &Shared) -> Option<(Principal, Option<u64>)> {
-        let found = shared.credentials().holder(self.token.as_ref())?;
+        let found = shared.credentials.load().holder(self.token.as_ref())?;
         let lasts = found.1.is_none_or(|expires_ms| shared.now_ms() < expires_ms);
         lasts.then_some(found)
     }

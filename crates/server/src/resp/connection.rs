@@ -57,7 +57,7 @@ pub(super) fn reset(client_state: &mut ClientState, _: &Request<'_>, reply: &mut
 /// `AUTH [user] token`.
 pub(super) fn auth(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let (user, token) = match (request.len(), request.get(1), request.get(2)) {
-        (2, ..) if client_state.shared.credentials().is_open() => {
+        (2, ..) if client_state.shared.credentials.load().is_open() => {
             reply.error(NO_TOKENS);
             return Flow::Continue;
         }

@@ -75,7 +75,7 @@ impl Dialogue {
         let answered = self.answer_all(input, out);
         let decisions = self.client_state.flush_tally();
         if decisions > 0 {
-            self.client_state.shared.metrics.took(Surface::Resp, started.taken(), decisions);
+            self.client_state.shared.telemetry.metrics.took(Surface::Resp, started.taken(), decisions);
         }
         answered
     }
@@ -125,7 +125,7 @@ impl Dialogue {
         };
         let mut reply = Reply::new(out, *protocol);
         self.index.starts.clear();
-        let is_indexed = shared.decider.region.is_some() || shared.decision_log.is_some();
+        let is_indexed = shared.decider.region.is_some() || shared.telemetry.decision_log.is_some();
         let mut batch = Batch {
             parser: &mut self.parser,
             input,

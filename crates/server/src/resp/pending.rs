@@ -68,6 +68,6 @@ pub(super) async fn all_replies(
     }
     whole.extend_from_slice(&known[copied..]);
     let decisions = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
-    shared.metrics.took(Surface::Resp, started.taken(), decisions);
+    shared.telemetry.metrics.took(Surface::Resp, started.taken(), decisions);
     whole
 }

@@ -650,7 +650,7 @@ fn decisions_are_counted_by_batch() {
     let sent = array(&["CL.THROTTLE", "k", "2", "1", "60"]).repeat(5);
     bench.exchange(&sent);
     let mut scrape = String::new();
-    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.registry).expect("text");
+    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.telemetry.registry).expect("text");
     for line in [
         "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"local\"} 3",
         "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"denied\",source=\"local\"} 2",
@@ -671,7 +671,7 @@ fn overloaded_worker_sheds_checks_and_counts_them() {
     crate::load::note(Duration::ZERO);
     assert_eq!(bench.throttle("k 0 1 60"), [1, 1, 0, 60, 60], "nothing was charged meanwhile");
     let mut scrape = String::new();
-    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.registry).expect("text");
+    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.telemetry.registry).expect("text");
     let line =
         "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"shed\"} 2";
     assert!(scrape.contains(line), "{line} is not in {scrape}");
@@ -809,7 +809,7 @@ fn a_stop_ends_an_idle_connection_after_its_last_answer() {
         let mut answer = [0; 7];
         client.read_exact(&mut answer).await.expect("reads");
         assert_eq!(&answer, b"+PONG\r\n");
-        bench.shared.stop();
+        bench.shared.node.stop();
         stop.cancel();
         let mut rest = Vec::new();
         client.read_to_end(&mut rest).await.expect("reads");

@@ -82,7 +82,7 @@ impl<'b> LimitRequest<'b> {
         let limit = problems.number("limit", self.limit, 1, LIMIT_MAX);
         let duration_ms = problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX);
         let cost = problems.number("cost", self.cost.or(Some(FieldValue::Whole(1))), 0, u64::MAX);
-        let replaced_by = shared.overrides.of(tenant).applying(&namespace, &identifier);
+        let replaced_by = shared.direct.overrides.of(tenant).applying(&namespace, &identifier);
         let (limit, duration_ms) = match &replaced_by {
             None => (limit, duration_ms),
             Some(found) => (u64::from(found.limit), found.duration_ms),
@@ -151,7 +151,7 @@ fn gate(
     duration_ms: u64,
 ) -> Result<Gate, LimitError> {
     let period = Duration::from_millis(duration_ms);
-    Ok(if shared.gcra_namespaces.iter().any(|pattern| pattern.matches(namespace)) {
+    Ok(if shared.direct.gcra_namespaces.iter().any(|pattern| pattern.matches(namespace)) {
         tenant.direct_gcra.with_name(namespace).with_limit(Limit::gcra(limit, period)?)
     } else {
         tenant.direct_window.with_name(namespace).with_limit(Limit::sliding_window(limit, period)?)

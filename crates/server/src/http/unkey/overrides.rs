@@ -158,7 +158,7 @@ pub(in crate::http) async fn set(
 ) -> Result<HttpResponse, Refusal> {
     let new = object::<SetOverrideRequest<'_>>(req)?.checked()?;
     let now_ms = req.shared.decider.limiter.wall_us() / 1_000;
-    let kept = req.shared.overrides.set(principal.tenant, new, now_ms).await;
+    let kept = req.shared.direct.overrides.set(principal.tenant, new, now_ms).await;
     Ok(done(kept, |override_id| Ok(enveloped(SetOverrideData { override_id }))))
 }
 
@@ -194,7 +194,7 @@ impl SetOverrideRequest<'_> {
 )]
 pub(in crate::http) fn get(req: &HttpRequest<'_>, principal: Principal) -> Result<HttpResponse, Refusal> {
     let (namespace, pattern) = which(req)?;
-    match req.shared.overrides.of(principal.tenant).get(&namespace, &pattern) {
+    match req.shared.direct.overrides.of(principal.tenant).get(&namespace, &pattern) {
         Some(found) => Ok(enveloped(OverrideData::from(&*found))),
         None => Err(not_found(&namespace, &pattern).into()),
     }
@@ -216,7 +216,8 @@ pub(in crate::http) async fn delete(
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
     let (namespace, pattern) = which(req)?;
-    let deleted = req.shared.overrides.delete(principal.tenant, namespace.clone(), pattern.clone()).await;
+    let deleted =
+        req.shared.direct.overrides.delete(principal.tenant, namespace.clone(), pattern.clone()).await;
     Ok(done(deleted, |was_there| {
         if was_there { Ok(enveloped(EmptyData {})) } else { Err(not_found(&namespace, &pattern)) }
     }))
@@ -242,7 +243,7 @@ pub(in crate::http) fn list(req: &HttpRequest<'_>, principal: Principal) -> Resu
     let (namespace, after) = problems.or((namespace, after))?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     // One more than requested shows whether there are more.
-    let overrides = req.shared.overrides.of(principal.tenant);
+    let overrides = req.shared.direct.overrides.of(principal.tenant);
     let found = overrides.list(&namespace, after.as_deref(), most.saturating_add(1));
     Ok(written(&page(&found, most)))
 }
