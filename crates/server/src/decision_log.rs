@@ -217,20 +217,16 @@ impl WhyRequest {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::time::Duration;
 
     use tidegate::ManualClock;
 
     use super::*;
-    use crate::config::Config;
+    use crate::fuzzing::small_config;
 
     /// Opens a log without records.
     fn decision_log(folder: &Path) -> DecisionLog {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let mut config = Config::read(&given, None).expect("good");
+        let mut config = small_config(None);
         let shared = Shared::on_clock(&mut config, Arc::new(ManualClock::new())).expect("fits");
         let log = LogConfig {
             sample_rate: 1.0,

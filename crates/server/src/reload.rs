@@ -176,13 +176,9 @@ fn prints(path: &Path) -> Vec<FileStamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashMap;
 
     fn server() -> Shared {
-        let given: HashMap<String, String> = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")]
-            .map(|(k, v)| (k.into(), v.into()))
-            .into();
-        Shared::new(&mut Config::read(&given, None).expect("good")).expect("fits")
+        Shared::new(&mut crate::fuzzing::small_config(None)).expect("fits")
     }
 
     /// Simulates a write during a read: each read appends a line.

@@ -332,7 +332,6 @@ pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::time::Duration;
 
     use futures_util::FutureExt as _;
@@ -341,20 +340,16 @@ mod tests {
     use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 
     use super::*;
-    use crate::config::Config;
+    use crate::fuzzing::small_config;
     use crate::metrics::Surface;
     use crate::pipeline::rules::RulesError;
 
     const STARTED_MS: u64 = 1_800_000_000_000;
 
     fn server() -> (Arc<ManualClock>, Shared) {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let clock = Arc::new(ManualClock::new());
         clock.set(1, STARTED_MS * 1_000);
-        let mut config = Config::read(&given, None).expect("good");
-        let shared = Shared::on_clock(&mut config, Arc::clone(&clock)).expect("fits");
+        let shared = Shared::on_clock(&mut small_config(None), Arc::clone(&clock)).expect("fits");
         (clock, shared)
     }
 

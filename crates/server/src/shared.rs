@@ -81,7 +81,7 @@ pub(crate) struct CredentialState {
 }
 
 /// The rules in force, and their source.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct RuleState {
     /// For `/v1/check` and forward-auth.
     active: ArcSwap<ActiveRules>,
@@ -203,7 +203,10 @@ impl Shared {
             tenants,
             node: NodeState::new(&config.region.name, now_ms),
             credentials: CredentialState::new(std::mem::take(&mut config.credentials), &decider),
-            rules: RuleState::new(config.rules.as_ref().map(RulesConfig::location)),
+            rules: RuleState {
+                location: config.rules.as_ref().map(RulesConfig::location),
+                ..RuleState::default()
+            },
             direct: DirectLimits {
                 overrides: Overrides::open(config.data_dir.as_deref(), &names)?,
                 gcra_namespaces: std::mem::take(&mut config.gcra_namespaces),
@@ -237,7 +240,9 @@ impl Shared {
         let owner = LogOwner { threads: config.workers, region };
         let decision_log = DecisionLog::open(folder, log, owner, self)
             .map_err(|error| StartError::File(error.to_string()))?;
-        self.telemetry.keep_log(decision_log);
+        let (recorder, deliveries) = (Arc::clone(decision_log.recorder()), decision_log.deliveries());
+        self.telemetry.metrics.counts_records_of(recorder, deliveries);
+        self.telemetry.decision_log = Some(decision_log);
         Ok(())
     }
 
@@ -373,16 +378,6 @@ impl CredentialState {
 }
 
 impl RuleState {
-    fn new(location: Option<RulesLocation>) -> Self {
-        Self {
-            active: ArcSwap::default(),
-            descriptors: ArcSwap::default(),
-            location,
-            control: OnceLock::new(),
-            audit_lock: tokio::sync::Mutex::new(()),
-        }
-    }
-
     /// Returns the rules in force.
     pub(crate) fn load(&self) -> Guard<Arc<ActiveRules>> {
         self.active.load()
@@ -422,11 +417,6 @@ impl Telemetry {
             tenants,
         };
         Self { metrics, registry: metrics::registry(scrape), rates: Rates::default(), decision_log: None }
-    }
-
-    fn keep_log(&mut self, decision_log: DecisionLog) {
-        self.metrics.counts_records_of(Arc::clone(decision_log.recorder()), decision_log.deliveries());
-        self.decision_log = Some(decision_log);
     }
 }
 

@@ -247,7 +247,6 @@ fn denial(decision: &Decision<'_>, status: StatusCode) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::net::SocketAddr;
     use std::sync::Arc;
     use std::time::Duration;
@@ -259,7 +258,7 @@ mod tests {
     use tidegate_rules::RuleSet;
 
     use super::*;
-    use crate::config::Config;
+    use crate::fuzzing::small_config;
     use crate::load;
     use crate::rules::ActiveRules;
     use crate::shared::Shared;
@@ -267,10 +266,7 @@ mod tests {
     type Fields<'f> = &'f [(&'f str, &'f str)];
 
     fn server(rules: &str) -> Shared {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let shared = Shared::new(&mut Config::read(&given, None).expect("good")).expect("fits");
+        let shared = Shared::new(&mut small_config(None)).expect("fits");
         let set = RuleSet::parse(rules).expect("good rules");
         let rules = ActiveRules::new(set, &shared).expect("fits");
         shared.rules.store(Arc::new(rules));

@@ -76,7 +76,7 @@ impl RequestContext<'_> {
         }
         let (is_allowed, source) = (answer(&outcome), decider.source_of(&outcome));
         tally.count(is_allowed, source);
-        let recorded = RecordedDecision::of_check(is_allowed, &outcome, (source, None));
+        let recorded = RecordedDecision::of_limit(is_allowed, Some(&outcome), (source, None));
         self.record(&recorded, || RecordSubject::of_key(key, check.requested_cost()));
         MemoryDecision::Decided
     }
@@ -113,7 +113,7 @@ impl RequestContext<'_> {
             let Some(recorder) = self.recorder() else { break };
             let Some((key, check)) = find(checks, at) else { continue };
             let source = decider.source_of(&outcome);
-            let recorded = RecordedDecision::of_check(outcome.is_allowed(), &outcome, (source, None));
+            let recorded = RecordedDecision::of_limit(outcome.is_allowed(), Some(&outcome), (source, None));
             self.write_record(recorder, &recorded, RecordSubject::of_key(key, check.requested_cost()));
         }
     }
@@ -132,7 +132,7 @@ impl RequestContext<'_> {
         let [outcome] = decision.outcomes() else { return Ok(()) };
         let is_allowed = answer(outcome);
         self.count(outcome_of(is_allowed), source);
-        let recorded = RecordedDecision::of_check(is_allowed, outcome, (source, missing_reply));
+        let recorded = RecordedDecision::of_limit(is_allowed, Some(outcome), (source, missing_reply));
         self.record(&recorded, || RecordSubject::of_key(key, check.node_check().requested_cost()));
         Ok(())
     }

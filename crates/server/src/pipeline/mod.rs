@@ -149,14 +149,11 @@ impl<'s> RequestContext<'s> {
 impl Admission<'_> {
     /// Decides a request under all its limits, then counts and records the decision. `subject`
     /// names the request in its record, by the index of the deciding check.
-    pub(crate) async fn decide<'g, 'd, D>(
+    pub(crate) async fn decide<'g, 'd, D: IntoIterator<Item = (&'d str, &'d str)>>(
         &self,
         checks: &[PlannedCheck<'g, '_>],
         subject: impl FnOnce(Option<usize>) -> RecordSubject<'d, D>,
-    ) -> Result<RequestDecision<'g>, TooManyLimits>
-    where
-        D: IntoIterator<Item = (&'d str, &'d str)>,
-    {
+    ) -> Result<RequestDecision<'g>, TooManyLimits> {
         let decision = roles::decide(&self.context.shared.decider, checks).await?;
         self.context.count(decision.outcome, decision.source);
         self.context.record(&RecordedDecision::of_request(&decision), || subject(decision.decided_by));
@@ -164,12 +161,13 @@ impl Admission<'_> {
     }
 
     /// Counts and records a denial without a decision, because too many limits apply.
-    fn refuse<'d, D>(&self, subject: impl FnOnce() -> RecordSubject<'d, D>)
-    where
-        D: IntoIterator<Item = (&'d str, &'d str)>,
-    {
+    fn refuse<'d, D: IntoIterator<Item = (&'d str, &'d str)>>(
+        &self,
+        subject: impl FnOnce() -> RecordSubject<'d, D>,
+    ) {
         self.context.count(Outcome::Denied, DecisionSource::Refused);
-        self.context.record(&RecordedDecision::without_limit(false, DecisionSource::Refused), subject);
+        let recorded = RecordedDecision::of_limit(false, None, (DecisionSource::Refused, None));
+        self.context.record(&recorded, subject);
     }
 }
 

@@ -55,32 +55,24 @@ impl<'g> RecordedDecision<'g> {
         Self { outcome, limit_outcome, source, reason }
     }
 
-    /// The decision of one limit, on a request that passes or does not.
-    pub(super) fn of_check(
+    /// The decision of one limit, or of none.
+    pub(super) fn of_limit(
         is_allowed: bool,
-        limit_outcome: &LimitOutcome<'g>,
+        limit_outcome: Option<&LimitOutcome<'g>>,
         (source, missing_reply): (DecisionSource, Option<MissingReply>),
     ) -> Self {
         let reason = DecisionReason::of(source, missing_reply);
-        Self { outcome: outcome_of(is_allowed), limit_outcome: Some(*limit_outcome), source, reason }
-    }
-
-    /// The decision on a request that no limit decided.
-    pub(super) fn without_limit(is_allowed: bool, source: DecisionSource) -> Self {
-        let reason = DecisionReason::of(source, None);
-        Self { outcome: outcome_of(is_allowed), limit_outcome: None, source, reason }
+        Self { outcome: outcome_of(is_allowed), limit_outcome: limit_outcome.copied(), source, reason }
     }
 }
 
 impl RequestContext<'_> {
     /// Records a decision, if it is to be logged.
-    pub(super) fn record<'d, D>(
+    pub(super) fn record<'d, D: IntoIterator<Item = (&'d str, &'d str)>>(
         &self,
         decision: &RecordedDecision<'_>,
         subject: impl FnOnce() -> RecordSubject<'d, D>,
-    ) where
-        D: IntoIterator<Item = (&'d str, &'d str)>,
-    {
+    ) {
         if let Some(recorder) = self.recorder_for(decision.outcome) {
             self.write_record(recorder, decision, subject());
         }
@@ -98,14 +90,12 @@ impl RequestContext<'_> {
         self.shared.telemetry.decision_log.as_ref().map(|log| &**log.recorder())
     }
 
-    pub(super) fn write_record<'d, D>(
+    pub(super) fn write_record<'d, D: IntoIterator<Item = (&'d str, &'d str)>>(
         &self,
         recorder: &Recorder,
         decision: &RecordedDecision<'_>,
         subject: RecordSubject<'d, D>,
-    ) where
-        D: IntoIterator<Item = (&'d str, &'d str)>,
-    {
+    ) {
         let limit_outcome = decision.limit_outcome.as_ref();
         let limit = limit_outcome.map(|limit_outcome| limit_outcome.gate().limit());
         let entry = DecisionEntry {

@@ -104,7 +104,7 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         let class = enforced.iter().map(|matched| matched.rule.class).max().unwrap_or_default();
         let context = RequestContext { shared, tenant: self.tenant, surface, class };
         let admission = context.admit().map_err(|shed| {
-            let recorded = RecordedDecision::without_limit(shed.is_allowed(), DecisionSource::Shed);
+            let recorded = RecordedDecision::of_limit(shed.is_allowed(), None, (DecisionSource::Shed, None));
             context.record(&recorded, || self.subject(None, cost));
             RulesError::Shed(shed)
         })?;

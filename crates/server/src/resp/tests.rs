@@ -1,6 +1,5 @@
 //! Tests of requests and replies, byte by byte.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use super::dialogue::{Dialogue, Next};
 use super::request::{ARGUMENT_BYTES_MAX, ARGUMENTS_MAX, LINE_BYTES_MAX, ProtocolError, Trust, read_all};
 use super::{READ_BYTES, serve};
 use crate::auth::TokenHash;
-use crate::config::Config;
+use crate::fuzzing::small_config;
 use crate::shared::Shared;
 use crate::worker::Context;
 
@@ -30,10 +29,7 @@ impl Bench {
     }
 
     fn with(file: &str) -> Self {
-        let given = HashMap::from([("memory", "1MB"), ("data_dir", "none"), ("workers", "1")]);
-        let given = given.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        let mut config = Config::read(&given, Some(file)).expect("a good configuration");
-        let clock = Arc::new(ManualClock::new());
+        let (mut config, clock) = (small_config(Some(file)), Arc::new(ManualClock::new()));
         let shared = Arc::new(Shared::on_clock(&mut config, Arc::clone(&clock)).expect("starts"));
         let dialogue = Dialogue::new(Arc::clone(&shared));
         Self { clock, shared, dialogue }
