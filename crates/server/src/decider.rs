@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use tidegate::region::{self, MissingReply, Region, RegionCheck, RegionPolicy};
-use tidegate::{
-    Check, Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter, Outcome, TooManyLimits, UnknownName,
-};
+use tidegate::{Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter, Outcome, TooManyLimits, UnknownName};
 
 use crate::metrics::DecisionSource;
 
@@ -66,11 +64,15 @@ impl Decider {
         checks: impl Iterator<Item = &'c RegionCheck<'g, 'k>> + Clone,
     ) -> Result<SourcedDecision<'g>, TooManyLimits> {
         let count = checks.clone().count();
-        let checks = checks.map(RegionCheck::node_check);
-        let decision = if count <= LIMITS_INLINE_MAX {
-            self.limiter.check_all(&checks.collect::<arrayvec::ArrayVec<Check<'g>, LIMITS_INLINE_MAX>>())?
-        } else {
-            self.limiter.check_all(&checks.collect::<Vec<_>>())?
+        let mut checks = checks.map(RegionCheck::node_check);
+        let decision = match (count, checks.next()) {
+            // The usual case, which needs no transaction.
+            (1, Some(check)) => Decision::from(self.limiter.check(check)),
+            (..=LIMITS_INLINE_MAX, first) => {
+                let checks = first.into_iter().chain(checks);
+                self.limiter.check_all(&checks.collect::<arrayvec::ArrayVec<_, LIMITS_INLINE_MAX>>())?
+            }
+            (_, first) => self.limiter.check_all(&first.into_iter().chain(checks).collect::<Vec<_>>())?,
         };
         let source = DecisionSource::of_all(decision.outcomes());
         Ok(SourcedDecision { decision, source, missing_reply: None })

@@ -228,7 +228,8 @@ fn respond(
         }
         _ => json(StatusCode::OK, &body),
     };
-    req.set_decision_headers(&mut answer, &rules_decision.decision);
+    let wall_us = req.shared.decider.limiter.wall_us();
+    req.set_decision_headers(&mut answer, &rules_decision.decision, wall_us);
     answer
 }
 

@@ -219,7 +219,7 @@ fn respond(req: &HttpRequest<'_>, decision: &RequestDecision<'_>, deny_status: S
         }
         _ => Response::default(),
     };
-    req.set_decision_headers(&mut answer, decision);
+    req.set_decision_headers(&mut answer, decision, req.shared.decider.limiter.wall_us());
     answer
 }
 

@@ -50,7 +50,7 @@ pub(in crate::http) async fn answer(
     let outcome = decision.as_ref().and_then(|decision| decision.outcomes.first()?.as_ref());
     let mut answer = enveloped(limits[0].status(outcome, wall_us));
     if let Some(decision) = &decision {
-        req.set_decision_headers(&mut answer, decision);
+        req.set_decision_headers(&mut answer, decision, wall_us);
     }
     Ok(answer)
 }

@@ -84,7 +84,7 @@ pub(in crate::http) async fn answer(
     let passed = decision.as_ref().is_none_or(RequestDecision::is_allowed);
     let mut answer = enveloped(MultiData { passed, limits: statuses.collect() });
     if let Some(decision) = &decision {
-        req.set_decision_headers(&mut answer, decision);
+        req.set_decision_headers(&mut answer, decision, wall_us);
     }
     Ok(answer)
 }
