@@ -1,4 +1,4 @@
-//! The admin listener: health, readiness, metrics, questions from the command line, and the rules' store.
+//! The admin listener: health, readiness, metrics, requests of the command line, and the rules' store.
 
 mod audit;
 mod bounds;
@@ -108,7 +108,7 @@ fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
 /// work as configured. The reasons contain no address; `/v1/status` has them in full. Without its
 /// origin a server is ready, because it still decides.
 fn ready(req: &HttpRequest<'_>) -> HttpResponse {
-    let (status, word) = if req.shared.is_ready() {
+    let (status, word) = if req.shared.node.is_ready() {
         (StatusCode::OK, "ready\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "draining\n")
@@ -119,7 +119,7 @@ fn ready(req: &HttpRequest<'_>) -> HttpResponse {
 
 fn metrics(req: &HttpRequest<'_>) -> AdminResult {
     let mut body = String::new();
-    match encode(&mut body, &req.shared.registry) {
+    match encode(&mut body, &req.shared.telemetry.registry) {
         Ok(()) => Ok(text(StatusCode::OK, METRICS_TYPE, body)),
         Err(error) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
     }
@@ -129,14 +129,14 @@ fn metrics(req: &HttpRequest<'_>) -> AdminResult {
 fn control<'a>(req: &'a HttpRequest<'_>) -> Result<&'a Arc<Control>, Problem> {
     let file = "rules: this server reads its rules from a file, which is changed where it is; start it with `--rules \
                 sqlite:FILE` or `--rules postgres://...` for rules that are changed here";
-    let missing = || match &req.shared.rules_location {
+    let missing = || match &req.shared.rules.location {
         None | Some(RulesLocation::File(_)) => Problem::new(StatusCode::CONFLICT, file),
         Some(RulesLocation::Store(address)) => {
             let gone = format!("rules: {address} was not there since the server started; it is looked for");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, gone)
         }
     };
-    req.shared.control().ok_or_else(missing)
+    req.shared.rules.control().ok_or_else(missing)
 }
 
 /// Returns the actor and the time of an action, for the audit.

@@ -1,11 +1,9 @@
-//! How a question is decided: by this process's memory alone, or in a region.
+//! Decides checks: by this node's memory alone, or in a region.
 
 use std::sync::Arc;
 
 use tidegate::region::{self, MissingReply, Region, RegionCheck, RegionPolicy};
-use tidegate::{
-    Check, Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter, Outcome, TooManyLimits, UnknownName,
-};
+use tidegate::{Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter, Outcome, TooManyLimits, UnknownName};
 
 use crate::metrics::DecisionSource;
 
@@ -47,42 +45,42 @@ impl Decider {
     }
 
     /// Decides a request under several limits as one. Waits only for calls to an origin.
-    pub(crate) async fn check_all<'g>(
+    pub(crate) async fn check_all<'c, 'g: 'c, 'k: 'c>(
         &self,
-        questions: &[RegionCheck<'g, '_>],
+        checks: impl IntoIterator<Item = &'c RegionCheck<'g, 'k>, IntoIter: Clone>,
     ) -> Result<SourcedDecision<'g>, TooManyLimits> {
+        let checks = checks.into_iter();
         match &self.region {
-            None => self.check_here(questions),
-            Some(region) => region.check(questions).await.map(SourcedDecision::from),
+            None => self.check_here(checks),
+            Some(region) => {
+                let checks: Vec<RegionCheck<'g, 'k>> = checks.cloned().collect();
+                region.check(&checks).await.map(SourcedDecision::from)
+            }
         }
     }
 
-    /// Decides under one limit.
-    pub(crate) async fn check<'g>(
+    fn check_here<'c, 'g: 'c, 'k: 'c>(
         &self,
-        question: RegionCheck<'g, '_>,
-    ) -> Result<(Outcome<'g>, DecisionSource), TooManyLimits> {
-        if self.region.is_none() {
-            let outcome = self.limiter.check(question.ask());
-            return Ok((outcome, DecisionSource::from(outcome.source())));
-        }
-        let SourcedDecision { decision, source, .. } = self.check_all(&[question]).await?;
-        let [outcome] = decision.outcomes() else { unreachable!("one question has one outcome") };
-        Ok((*outcome, source))
-    }
-
-    fn check_here<'g>(
-        &self,
-        questions: &[RegionCheck<'g, '_>],
+        checks: impl Iterator<Item = &'c RegionCheck<'g, 'k>> + Clone,
     ) -> Result<SourcedDecision<'g>, TooManyLimits> {
-        let asks = questions.iter().map(RegionCheck::ask);
-        let decision = if questions.len() <= LIMITS_INLINE_MAX {
-            self.limiter.check_all(&asks.collect::<arrayvec::ArrayVec<Check<'g>, LIMITS_INLINE_MAX>>())?
-        } else {
-            self.limiter.check_all(&asks.collect::<Vec<_>>())?
+        let count = checks.clone().count();
+        let mut checks = checks.map(RegionCheck::node_check);
+        let decision = match (count, checks.next()) {
+            // The usual case, which needs no transaction.
+            (1, Some(check)) => Decision::from(self.limiter.check(check)),
+            (..=LIMITS_INLINE_MAX, first) => {
+                let checks = first.into_iter().chain(checks);
+                self.limiter.check_all(&checks.collect::<arrayvec::ArrayVec<_, LIMITS_INLINE_MAX>>())?
+            }
+            (_, first) => self.limiter.check_all(&first.into_iter().chain(checks).collect::<Vec<_>>())?,
         };
         let source = DecisionSource::of_all(decision.outcomes());
         Ok(SourcedDecision { decision, source, missing_reply: None })
+    }
+
+    /// Returns the source of a decision on a request without limits.
+    pub(crate) fn source_without_checks(&self) -> DecisionSource {
+        if self.region.is_some() { DecisionSource::Regional } else { DecisionSource::Local }
     }
 
     /// Returns the source of an outcome that memory gave.
@@ -92,18 +90,18 @@ impl Decider {
     }
 
     /// Adds a cost that was spent already.
-    pub(crate) fn charge(&self, question: &RegionCheck<'_, '_>) {
+    pub(crate) fn charge(&self, check: &RegionCheck<'_, '_>) {
         match &self.region {
-            None => self.limiter.charge(question.ask()),
-            Some(region) => region.charge([question]),
+            None => self.limiter.charge(check.node_check()),
+            Some(region) => region.charge([check]),
         }
     }
 
     /// Gives a charged cost back.
-    pub(crate) fn refund(&self, question: &RegionCheck<'_, '_>) {
+    pub(crate) fn refund(&self, check: &RegionCheck<'_, '_>) {
         match &self.region {
-            None => self.limiter.refund(question.ask()),
-            Some(region) => region.refund([question]),
+            None => self.limiter.refund(check.node_check()),
+            Some(region) => region.refund([check]),
         }
     }
 }
@@ -117,6 +115,6 @@ impl<'g> From<region::RegionDecision<'g>> for SourcedDecision<'g> {
 
 /// Returns the check of a key of several parts, placed by the key itself. The key is joined from
 /// its parts only for an origin.
-pub(crate) fn question<'g, 'k>(gate: &'g Gate, parts: &[&[u8]]) -> RegionCheck<'g, 'k> {
+pub(crate) fn check_of_parts<'g, 'k>(gate: &'g Gate, parts: &[&[u8]]) -> RegionCheck<'g, 'k> {
     if gate.has_origin() { gate.region_check_of(parts) } else { RegionCheck::from(gate.parts(parts)) }
 }

@@ -176,17 +176,21 @@ fn post(path: &str, body: &[u8]) -> Option<u16> {
     route(&req).now_or_never().map(|answer| answer.status().as_u16())
 }
 
+/// Returns the configuration of a small server that keeps nothing on disk, with the contents of a
+/// configuration file.
+pub(crate) fn small_config(file: Option<&str>) -> Config {
+    let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
+    let given = given.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    Config::read(&HashMap::from(given), file).expect("a good configuration")
+}
+
 fn server() -> &'static Shared {
     static SERVER: OnceLock<Shared> = OnceLock::new();
     SERVER.get_or_init(|| {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let mut config = Config::read(&given, None).expect("a good configuration");
-        let shared = Shared::new(&mut config).expect("a small server");
+        let shared = Shared::new(&mut small_config(None)).expect("a small server");
         let set = RuleSet::parse(RULES).expect("good rules");
         let descriptors = Descriptors::parse(DESCRIPTORS, &shared).expect("good descriptors");
-        shared.descriptors.store(Arc::new(descriptors));
+        shared.rules.descriptors.store(Arc::new(descriptors));
         shared.rules.store(Arc::new(ActiveRules::new(set, &shared).expect("few rules")));
         shared
     })

@@ -29,6 +29,7 @@ mod origin;
 mod origin_monitor;
 mod overrides;
 mod pieces;
+mod pipeline;
 mod prepare;
 mod rates;
 mod reason;
@@ -110,7 +111,7 @@ impl Server {
         let sockets = open(&config)?;
         let peer_address = shared.decider.region.as_ref().map_or(Ok(None), Region::start_replication);
         let peer_address = peer_address.map_err(|error| StartError::Ports(error.problems))?;
-        shared.listens_on(listener_addresses(&config, &sockets, peer_address));
+        shared.node.listens_on(listener_addresses(&config, &sockets, peer_address));
         let serving = sockets.iter().filter(|(listener, _)| *listener != Listener::Admin).count();
         config.connections_max = OpenFiles::new(serving, config.connections_max, config.workers).make_room();
         let context = Context {
@@ -160,7 +161,7 @@ impl Server {
             })
         });
         stopped.await;
-        shared.stop();
+        shared.node.stop();
         context.stop.cancel();
         finish(&mut serving, config.drain_timeout).await;
         context.stop_admin.cancel();

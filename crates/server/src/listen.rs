@@ -131,7 +131,7 @@ impl ListenerTask {
 
     async fn take(&self, stream: TcpStream, peer: SocketAddr, room: &Arc<Semaphore>) {
         let Ok(permit) = Arc::clone(room).try_acquire_owned() else {
-            self.shared.metrics.refused(self.listener);
+            self.shared.telemetry.metrics.refused(self.listener);
             return;
         };
         let Ok(stream) = stream.set_nodelay(true).and_then(|()| stream.into_std()) else { return };

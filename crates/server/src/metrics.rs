@@ -51,7 +51,7 @@ macro_rules! label {
 }
 
 label! {
-    /// Where a question came in.
+    /// Where a request came in.
     pub(crate) Surface {
         /// `POST /v1/check`.
         Check = "check",

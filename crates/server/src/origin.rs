@@ -147,8 +147,8 @@ pub(crate) async fn watch_fleet(shared: Arc<Shared>) {
     loop {
         ticks.tick().await;
         let lag_us = region.replication_status().and_then(|status| status.lag_us);
-        shared.note_fleet(observed(&shared.fleet, region.processes(), lag_us));
-        shared.rules.load().note_fleet(shared.fleet_now());
+        shared.fleet.note(observed(&shared.fleet.configured, region.processes(), lag_us));
+        shared.rules.load().note_fleet(shared.fleet.measured());
     }
 }
 

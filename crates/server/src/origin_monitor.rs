@@ -196,7 +196,7 @@ impl OriginMonitor {
 
 /// Probes the origin at once, after a stall, and at intervals, as long as the server runs.
 pub(crate) async fn watch(shared: Arc<Shared>) {
-    let (Some(region), Some(monitor)) = (&shared.decider.region, &shared.origin) else { return };
+    let (Some(region), Some(monitor)) = (&shared.decider.region, &shared.fleet.origin) else { return };
     let mut answers = region.origin_up();
     loop {
         let is_answered = *answers.borrow_and_update();

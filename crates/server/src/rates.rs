@@ -91,7 +91,7 @@ pub(crate) async fn watch(shared: Arc<Shared>, stop: CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            _ = ticks.tick() => shared.rates.sample(Stopwatch::start(), shared.decision_totals()),
+            _ = ticks.tick() => shared.telemetry.rates.sample(Stopwatch::start(), shared.decision_totals()),
         }
     }
 }

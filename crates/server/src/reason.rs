@@ -45,17 +45,6 @@ impl DecisionReason {
             (_, None) => Self::Limit,
         }
     }
-
-    /// Returns the reason of a decision under limits that no other region owns. In a region, a
-    /// source of the fallback means that the origin did not reply.
-    pub(crate) fn of_source(source: DecisionSource, has_origin: bool) -> Self {
-        let is_fallback = match source {
-            DecisionSource::Local => has_origin,
-            DecisionSource::Open | DecisionSource::Closed => true,
-            _ => false,
-        };
-        Self::of(source, is_fallback.then_some(MissingReply::Origin))
-    }
 }
 
 #[cfg(test)]
@@ -63,15 +52,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_of_the_fallback_is_an_outage_in_a_region_only() {
-        let reason = |source, has_origin| DecisionReason::of_source(source, has_origin).as_str();
-        assert_eq!(reason(DecisionSource::Local, false), "limit");
-        assert_eq!(reason(DecisionSource::Local, true), "origin_unreachable");
-        assert_eq!(reason(DecisionSource::Open, true), "origin_unreachable");
-        assert_eq!(reason(DecisionSource::Regional, true), "limit");
-        assert_eq!(reason(DecisionSource::Refused, true), "no_room");
-        assert_eq!(reason(DecisionSource::Shed, false), "shed");
-        let strict = DecisionReason::of(DecisionSource::Closed, Some(MissingReply::Owner));
-        assert_eq!(strict.as_str(), "owner_unreachable");
+    fn a_missing_reply_is_an_outage() {
+        let reason = |source, missing_reply| DecisionReason::of(source, missing_reply).as_str();
+        assert_eq!(reason(DecisionSource::Local, None), "limit");
+        assert_eq!(reason(DecisionSource::Local, Some(MissingReply::Origin)), "origin_unreachable");
+        assert_eq!(reason(DecisionSource::Open, Some(MissingReply::Origin)), "origin_unreachable");
+        assert_eq!(reason(DecisionSource::Regional, None), "limit");
+        assert_eq!(reason(DecisionSource::Refused, None), "no_room");
+        assert_eq!(reason(DecisionSource::Shed, None), "shed");
+        assert_eq!(reason(DecisionSource::Closed, Some(MissingReply::Owner)), "owner_unreachable");
     }
 }

@@ -53,7 +53,7 @@ fn load_rules(path: &Path, shared: &Shared) -> Result<(), String> {
 
 fn load_descriptors(path: &Path, shared: &Shared) -> Result<(), String> {
     let descriptors = Descriptors::load(path, shared)?;
-    shared.descriptors.store(Arc::new(descriptors));
+    shared.rules.descriptors.store(Arc::new(descriptors));
     Ok(())
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn warn(watched: &[WatchedFile], shared: &Shared) {
 
 fn warn_of_rules(source: &FileSource, shared: &Shared) {
     if matches!(source.what, ReloadedFile::Rules) {
-        warn_of(shared.rules.load().set(), &shared.fleet);
+        warn_of(shared.rules.load().set(), &shared.fleet.configured);
     }
 }
 
@@ -138,7 +138,7 @@ impl WatchedFile {
 
 fn reload(source: &FileSource, shared: &Shared) {
     let result = (source.load)(&source.path, shared);
-    shared.metrics.reloaded(source.what, result.is_ok());
+    shared.telemetry.metrics.reloaded(source.what, result.is_ok());
     match result {
         Ok(()) => {
             tracing::info!(file = source.what.as_str(), path = %source.path.display(), "read again");
@@ -176,13 +176,9 @@ fn prints(path: &Path) -> Vec<FileStamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::HashMap;
 
     fn server() -> Shared {
-        let given: HashMap<String, String> = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")]
-            .map(|(k, v)| (k.into(), v.into()))
-            .into();
-        Shared::new(&mut Config::read(&given, None).expect("good")).expect("fits")
+        Shared::new(&mut crate::fuzzing::small_config(None)).expect("fits")
     }
 
     /// Simulates a write during a read: each read appends a line.

@@ -1,4 +1,4 @@
-//! Finds the rules that apply to a request, and decides under all of them.
+//! The rule set in force, with its gates, counts and bounds; finds the rules that apply to a request.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -8,25 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
-use arrayvec::ArrayVec;
-use futures_util::future::join_all;
-use tidegate::region::{MissingReply, RegionCheck, RegionPolicy};
-use tidegate::{
-    Algorithm, Decision, Gate, LIMITS_PER_CHECK_MAX, Limit, Outcome as LimitOutcome, UnknownName,
-};
+use tidegate::region::RegionPolicy;
+use tidegate::{Algorithm, Gate, Limit, UnknownName};
 use tidegate_core::bound::{Faults, Fleet, Promise, bound};
 use tidegate_rules::rows::EmergencyRow;
-use tidegate_rules::{
-    Class, Dimensions, EffectiveTerms, EmergencyTerms, FILE_BYTES_MAX, KEY_PARTS_MAX, Key, Mode, Rule,
-    RuleMatch, RuleSet, TomlLines,
-};
+use tidegate_rules::{Dimensions, FILE_BYTES_MAX, Rule, RuleMatch, RuleSet, TomlLines};
 
 use crate::auth::TenantIndex;
-use crate::decider::{Decider, SourcedDecision, question};
-use crate::decision_log::{RecordDraft, decisive};
-use crate::load;
-use crate::metrics::{DecisionSource, Outcome, Surface};
-use crate::reason::DecisionReason;
+use crate::decider::Decider;
+use crate::pipeline::rules::{MatchedRequest, MatchedRule};
 use crate::shared::{Shared, Tenant};
 
 /// The most gates of a set, one for each rule and tenant it is for: a bound on their memory, some 200 bytes each.
@@ -103,7 +93,7 @@ pub(crate) struct RuleTally {
 
 impl RuleCount {
     #[inline]
-    fn count(&self, is_allowed: bool) {
+    pub(crate) fn count(&self, is_allowed: bool) {
         self.note_use();
         if !is_allowed {
             self.denied.fetch_add(1, Ordering::Relaxed);
@@ -114,7 +104,7 @@ impl RuleCount {
     }
 
     #[inline]
-    fn count_in_shadow(&self, is_allowed: bool) {
+    pub(crate) fn count_in_shadow(&self, is_allowed: bool) {
         self.note_use();
         if !is_allowed {
             self.shadow_denied.fetch_add(1, Ordering::Relaxed);
@@ -149,75 +139,6 @@ impl RuleCount {
     }
 }
 
-/// A request, with the rules that apply to it.
-#[derive(Debug)]
-pub(crate) struct MatchedRequest<'r, 'd> {
-    rules: &'r ActiveRules,
-    tenant: TenantIndex,
-    request: &'d Dimensions<'d>,
-    applying: Vec<ApplicableRule<'r, 'd>>,
-    /// The placement of the request's meters.
-    together: Vec<u8>,
-}
-
-#[derive(Debug)]
-struct ApplicableRule<'r, 'd> {
-    applied: AppliedRule<'r>,
-    key: Key<'d>,
-    gate: Cow<'r, Gate>,
-}
-
-/// A rule with its effective terms for a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AppliedRule<'r> {
-    pub(crate) rule: &'r Rule,
-    pub(crate) terms: EffectiveTerms<'r>,
-    /// How many units above its limit may pass at most.
-    pub(crate) bound: u64,
-    count: &'r RuleCount,
-}
-
-/// One rule's word on a request.
-#[derive(Debug)]
-pub(crate) struct RuleOutcome<'r> {
-    /// The rule.
-    pub(crate) applied: AppliedRule<'r>,
-    /// The outcome of its limit.
-    pub(crate) outcome: LimitOutcome<'r>,
-}
-
-/// The decision of all rules on a request.
-#[derive(Debug)]
-pub(crate) struct RulesDecision<'r> {
-    /// The decision under the enforced rules: all are charged, or none.
-    pub(crate) decision: Decision<'r>,
-    /// Those rules, in the order of the decision's outcomes.
-    pub(crate) enforced: Vec<AppliedRule<'r>>,
-    /// Rules in shadow mode.
-    pub(crate) shadows: Vec<RuleOutcome<'r>>,
-    /// The set's version.
-    pub(crate) version: &'r str,
-    /// The weakest source among the limits.
-    pub(crate) source: DecisionSource,
-    /// The reply that the decision had to do without.
-    missing_reply: Option<MissingReply>,
-}
-
-/// Why rules did not decide.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum RulesError {
-    /// More rules apply than one request may be under.
-    TooManyRules {
-        /// How many apply.
-        rules: usize,
-    },
-    /// The server has more to do than it can; the request was not looked at.
-    Shed {
-        /// The strictest class among the rules. Comfort passes, the others do not.
-        class: Class,
-    },
-}
-
 impl ActiveRules {
     /// Makes the gates of a set.
     pub(crate) fn new(set: RuleSet, shared: &Shared) -> Result<Self, String> {
@@ -234,7 +155,7 @@ impl ActiveRules {
         let of_tenants: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
         let of_tenants = of_tenants.map_err(|error| error.to_string())?;
         let counts = set.rules().iter().map(|_| RuleCount::default()).collect();
-        let bounds = ArcSwap::from_pointee(RuleBounds::new(&set, shared.fleet_now()));
+        let bounds = ArcSwap::from_pointee(RuleBounds::new(&set, shared.fleet.measured()));
         let used =
             |tenant: &Tenant| set.rule_dimensions(&tenant.name).into_iter().map(str::to_owned).collect();
         let used = shared.tenants.iter().map(used).collect();
@@ -310,15 +231,14 @@ impl ActiveRules {
         let name = &shared.tenant(tenant).name;
         let now_ms = shared.decider.limiter.wall_us() / 1_000;
         let bounds = self.gates.bounds.load();
-        let applying = self.set.matching(name, request, now_ms).filter_map(|found| {
+        let matching = self.set.matching(name, request, now_ms).filter_map(|found| {
             let gate = self.gate(shared, tenant, &found)?;
             let RuleMatch { rule, key, terms, position } = found;
             let count = self.gates.counts.get(position)?;
             let bound = bounds.most_above(position, rule, &terms.limit)?;
-            Some(ApplicableRule { applied: AppliedRule { rule, terms, bound, count }, key, gate })
+            Some(MatchedRule { rule, terms, bound, count, key, gate })
         });
-        let together = self.together(&shared.decider, name, request);
-        MatchedRequest { rules: self, tenant, request, applying: applying.collect(), together }
+        MatchedRequest::new(self, tenant, request, matching, self.placement(&shared.decider, name, request))
     }
 
     /// Returns the gate for the effective limit: the rule's own, or one of the same meters under
@@ -346,7 +266,7 @@ impl ActiveRules {
 
     /// Returns the placement of a request's meters: by the dimension that places rules, or one for
     /// all of a tenant.
-    fn together(&self, decider: &Decider, tenant: &str, request: &Dimensions<'_>) -> Vec<u8> {
+    fn placement(&self, decider: &Decider, tenant: &str, request: &Dimensions<'_>) -> Vec<u8> {
         let placed_by = self.set.placement().and_then(|dimension| request.get(dimension));
         decider.placement(&[tenant.as_bytes(), placed_by.unwrap_or_default().as_bytes()])
     }
@@ -389,204 +309,12 @@ pub(crate) fn warn_of(set: &RuleSet, fleet: &Fleet) {
     }
 }
 
-impl MatchedRequest<'_, '_> {
-    /// Decides the request under all rules that apply to it.
-    pub(crate) async fn decide(
-        &self,
-        shared: &Shared,
-        surface: Surface,
-        cost: u64,
-    ) -> Result<RulesDecision<'_>, RulesError> {
-        let decider = &shared.decider;
-        let (enforced, shadows) = self.questions();
-        let class = enforced.iter().map(|(applied, _)| applied.rule.class).max().unwrap_or_default();
-        if load::sheds(class) {
-            shared.metrics.decided(surface, class, shed_outcome(class), DecisionSource::Shed, 1);
-            self.record_decision(
-                shared,
-                (surface, cost),
-                shed_outcome(class),
-                (DecisionSource::Shed, DecisionReason::Shed),
-                (None, None),
-            );
-            return Err(RulesError::Shed { class });
-        }
-        if enforced.len() > LIMITS_PER_CHECK_MAX {
-            return Err(self.refuse(shared, (surface, cost), class, &enforced));
-        }
-        let (enforced, questions): (Vec<AppliedRule<'_>>, Vec<RegionCheck<'_, '_>>) =
-            enforced.into_iter().map(|(applied, question)| (applied, question.cost(cost))).unzip();
-        let too_many = |_| RulesError::TooManyRules { rules: questions.len() };
-        let SourcedDecision { decision, source, missing_reply } =
-            decider.check_all(&questions).await.map_err(too_many)?;
-        // A denied request is not charged, nor in shadow mode.
-        let charged = if decision.is_allowed() { cost } else { 0 };
-        let shadows = in_shadow(decider, shadows, charged).await;
-        let version = self.rules.set.version();
-        let rules_decision = RulesDecision { decision, enforced, shadows, version, source, missing_reply };
-        for (applied, outcome) in rules_decision.enforced.iter().zip(rules_decision.decision.outcomes()) {
-            // A denial by an emergency is not a denial of the rule.
-            if applied.terms.emergency.is_none() {
-                applied.count.count(outcome.is_allowed());
-            }
-        }
-        for RuleOutcome { applied, outcome } in &rules_decision.shadows {
-            if applied.terms.emergency.is_none() {
-                applied.count.count_in_shadow(outcome.is_allowed());
-            }
-        }
-        shared.metrics.decided(surface, class, rules_decision.outcome(), source, 1);
-        self.record_decision(
-            shared,
-            (surface, cost),
-            rules_decision.outcome(),
-            (source, rules_decision.reason()),
-            rules_decision.decided_by().unzip(),
-        );
-        Ok(rules_decision)
-    }
-
-    /// Refuses a request to which too many rules apply. Each of the rules counts a denial, and it
-    /// is logged as one. Otherwise the change that caused it would not be rolled back.
-    fn refuse(
-        &self,
-        shared: &Shared,
-        asked: (Surface, u64),
-        class: Class,
-        enforced: &RuleChecks<'_, '_>,
-    ) -> RulesError {
-        for (applied, _) in enforced.iter().filter(|(applied, _)| applied.terms.emergency.is_none()) {
-            applied.count.count(false);
-        }
-        shared.metrics.decided(asked.0, class, Outcome::Denied, DecisionSource::Refused, 1);
-        // No rule decided, so the record has the key of the first.
-        let first = enforced.first().map(|(applied, _)| *applied);
-        let source = (DecisionSource::Refused, DecisionReason::NoRoom);
-        self.record_decision(shared, asked, Outcome::Denied, source, (first, None));
-        RulesError::TooManyRules { rules: enforced.len() }
-    }
-
-    /// Logs a decision if it is due, with the rule that decided, if any, and its outcome.
-    fn record_decision(
-        &self,
-        shared: &Shared,
-        (surface, cost): (Surface, u64),
-        outcome: Outcome,
-        (source, reason): (DecisionSource, DecisionReason),
-        (applied, limit_outcome): (Option<AppliedRule<'_>>, Option<LimitOutcome<'_>>),
-    ) {
-        let Some(recorder) = shared.recorder_for(outcome) else { return };
-        let mut key = tidegate_record::RecordKey::default();
-        for name in applied.iter().flat_map(|applied| applied.rule.key.iter()) {
-            key.add(name, self.request.get(name).unwrap_or_default());
-        }
-        let emergency = applied.and_then(|applied| applied.terms.emergency);
-        let override_name = applied.and_then(|applied| applied.terms.override_name);
-        let replaced_by = emergency.map(|emergency| emergency.id).or(override_name);
-        let draft = RecordDraft {
-            tenant: self.tenant,
-            surface,
-            key,
-            cost,
-            outcome,
-            limit_outcome,
-            source,
-            reason,
-            until_ms: emergency.map(|emergency| emergency.expires_ms),
-            rule_version: applied.map_or(0, |applied| applied.rule.version),
-            set_version: self.rules.set.version(),
-            replaced_by: replaced_by.unwrap_or_default(),
-        };
-        let known_by = self.rules.dimensions_used(self.tenant).iter();
-        let known_by = known_by.filter_map(|name| Some((name.as_str(), self.request.get(name)?)));
-        shared.record_decision(recorder, &draft, known_by);
-    }
-
-    /// Returns the checks of the rules that apply: the enforced ones, and those in shadow mode.
-    fn questions(&self) -> (RuleChecks<'_, '_>, RuleChecks<'_, '_>) {
-        let questions = self.applying.iter().map(|applying| {
-            let ApplicableRule { applied, key, gate } = applying;
-            let parts: ArrayVec<&[u8], KEY_PARTS_MAX> = key.iter().map(|part| part.as_bytes()).collect();
-            // A rule without a key counts all its requests together.
-            let parts = if parts.is_empty() { &[&b""[..]][..] } else { &parts };
-            // A limit across placements has a placement of its own.
-            let question = question(gate, parts);
-            let crosses = self.rules.set.crosses(applied.rule);
-            (*applied, if crosses { question } else { question.placed_by(&self.together) })
-        });
-        questions.partition(|(applied, _)| applied.terms.mode == Mode::Enforce)
-    }
-}
-
-type RuleChecks<'r, 'k> = Vec<(AppliedRule<'r>, RegionCheck<'r, 'k>)>;
-
-/// Decides the rules in shadow mode. It checks at most as many as one request may have enforced, so
-/// that no request takes longer than an enforced one. The checks are separate and run concurrently.
-async fn in_shadow<'r>(
-    decider: &Decider,
-    mut shadows: RuleChecks<'r, '_>,
-    cost: u64,
-) -> Vec<RuleOutcome<'r>> {
-    shadows.truncate(LIMITS_PER_CHECK_MAX);
-    let asked = shadows.into_iter().map(|(applied, question)| async move {
-        let limit_outcome = decider.check_all(&[question.cost(cost)]).await;
-        // One limit is never too many.
-        let outcome = limit_outcome.ok()?.decision.outcomes().first().copied()?;
-        Some(RuleOutcome { applied, outcome })
-    });
-    join_all(asked).await.into_iter().flatten().collect()
-}
-
 /// How a region treats a rule.
 fn policy(rule: &Rule) -> RegionPolicy {
     let Promise { class, paid, tolerance_ppm, regime, .. } = rule.promise(&rule.limit);
     // No set has a rule of a higher version.
     let version = u32::try_from(rule.version).unwrap_or(u32::MAX);
     RegionPolicy { class, paid, tolerance_ppm, regime, version }
-}
-
-impl<'r> RulesDecision<'r> {
-    /// Returns the rule that decided, and its outcome: the one that denied or would have, otherwise
-    /// the one with the least remaining.
-    fn decided_by(&self) -> Option<(AppliedRule<'r>, LimitOutcome<'r>)> {
-        if self.outcome() == Outcome::ShadowDenied {
-            let at = decisive(self.shadows.iter().map(|shadow| &shadow.outcome))?;
-            return self.shadows.get(at).map(|shadow| (shadow.applied, shadow.outcome));
-        }
-        let at = decisive(self.decision.outcomes())?;
-        self.enforced.get(at).copied().zip(self.decision.outcomes().get(at).copied())
-    }
-
-    /// Returns the emergency that blocked the request, if one did.
-    pub(crate) fn block(&self) -> Option<EmergencyTerms<'r>> {
-        if self.decision.is_allowed() {
-            return None;
-        }
-        let (applied, _) = self.decided_by()?;
-        applied.terms.emergency.filter(|emergency| emergency.is_block)
-    }
-
-    pub(crate) fn reason(&self) -> DecisionReason {
-        match self.block() {
-            Some(_) => DecisionReason::Block,
-            None => DecisionReason::of(self.source, self.missing_reply),
-        }
-    }
-
-    /// Returns the outcome for metrics and records.
-    pub(crate) fn outcome(&self) -> Outcome {
-        let would_deny = self.shadows.iter().any(|shadow| !shadow.outcome.is_allowed());
-        match self.decision.is_allowed() {
-            false => Outcome::Denied,
-            true if would_deny => Outcome::ShadowDenied,
-            true => Outcome::Allowed,
-        }
-    }
-}
-
-/// Returns the outcome of a shed check.
-pub(crate) fn shed_outcome(class: Class) -> Outcome {
-    if class == Class::Comfort { Outcome::Allowed } else { Outcome::Denied }
 }
 
 /// The text of a file of at most `most` bytes.
@@ -604,26 +332,24 @@ pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::time::Duration;
 
     use futures_util::FutureExt as _;
-    use tidegate::ManualClock;
+    use tidegate::{LIMITS_PER_CHECK_MAX, ManualClock};
+    use tidegate_rules::Mode;
     use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 
     use super::*;
-    use crate::config::Config;
+    use crate::fuzzing::small_config;
+    use crate::metrics::Surface;
+    use crate::pipeline::rules::RulesError;
 
     const STARTED_MS: u64 = 1_800_000_000_000;
 
     fn server() -> (Arc<ManualClock>, Shared) {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let clock = Arc::new(ManualClock::new());
         clock.set(1, STARTED_MS * 1_000);
-        let mut config = Config::read(&given, None).expect("good");
-        let shared = Shared::on_clock(&mut config, Arc::clone(&clock)).expect("fits");
+        let shared = Shared::on_clock(&mut small_config(None), Arc::clone(&clock)).expect("fits");
         (clock, shared)
     }
 
@@ -701,11 +427,11 @@ mod tests {
         for is_allowed in [true, false] {
             let rules_decision = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
             let rules_decision = rules_decision.expect("decided");
-            assert!(rules_decision.decision.is_allowed() && rules_decision.enforced.is_empty());
-            let asked: Vec<&str> =
-                rules_decision.shadows.iter().map(|ruled| &*ruled.applied.rule.name).collect();
-            assert_eq!(asked, (0..LIMITS_PER_CHECK_MAX).map(|at| at.to_string()).collect::<Vec<_>>());
-            assert!(rules_decision.shadows.iter().all(|ruled| ruled.outcome.is_allowed() == is_allowed));
+            assert!(rules_decision.decision.is_allowed());
+            assert!(rules_decision.rules().all(|(matched, _)| matched.terms.mode == Mode::Shadow));
+            let checked: Vec<&str> = rules_decision.rules().map(|(matched, _)| &*matched.rule.name).collect();
+            assert_eq!(checked, (0..LIMITS_PER_CHECK_MAX).map(|at| at.to_string()).collect::<Vec<_>>());
+            assert!(rules_decision.rules().all(|(_, outcome)| outcome.is_allowed() == is_allowed));
         }
     }
 

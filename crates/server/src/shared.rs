@@ -26,6 +26,7 @@ use crate::decision_log::{DecisionLog, LogOwner};
 use crate::envoy::Descriptors;
 use crate::guard::ClientTimeouts;
 use crate::metrics::{self, Metrics, Scrape, Stopwatch};
+use crate::origin::RegionConfig;
 use crate::origin_monitor::OriginMonitor;
 use crate::overrides::Overrides;
 use crate::rates::{DecisionTotals, Rates};
@@ -34,47 +35,22 @@ use crate::rules::ActiveRules;
 /// The state that all surfaces share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Decides.
     pub(crate) decider: Decider,
-    /// `None` without an origin.
-    pub(crate) origin: Option<Arc<OriginMonitor>>,
-    /// The configured fleet.
-    pub(crate) fleet: Fleet,
-    /// The fleet with the measurements since the start. Bounds are computed for it.
-    fleet_now: ArcSwap<Fleet>,
     /// By [`TenantIndex`].
     pub(crate) tenants: Vec<Tenant>,
-    /// The tokens that the server accepts.
-    credentials: ArcSwap<Credentials>,
-    /// Raised after each change of those.
-    credentials_generation: AtomicU64,
-    /// `None` without rules.
-    pub(crate) rules_location: Option<RulesLocation>,
-    /// `None` for rules in a file, and until the rule store is first reached.
-    control: OnceLock<Arc<Control>>,
-    /// For `/v1/check` and forward-auth.
-    pub(crate) rules: ArcSwap<ActiveRules>,
-    /// For Envoy.
-    pub(crate) descriptors: ArcSwap<Descriptors>,
-    /// For the direct form.
-    pub(crate) overrides: Overrides,
-    /// Namespaces of the direct form that count by GCRA.
-    pub(crate) gcra_namespaces: Vec<Pattern>,
-    /// The decision log, if it is on.
-    pub(crate) decision_log: Option<DecisionLog>,
-    /// The metrics of the server.
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) rates: Rates,
-    /// Proxies that may state the client's address.
-    pub(crate) trusted_proxies: Vec<IpNet>,
-    /// The unit of `X-RateLimit-Reset`.
-    pub(crate) reset: ResetStyle,
-    pub(crate) patience: ClientTimeouts,
-    pub(crate) registry: Registry,
-    /// Locked while the audit is verified. That reads the whole audit, so only one runs at a time.
-    pub(crate) following_audit: tokio::sync::Mutex<()>,
-    /// Host name of this machine.
-    pub(crate) node: String,
+    pub(crate) node: NodeState,
+    pub(crate) fleet: FleetState,
+    pub(crate) credentials: CredentialState,
+    pub(crate) rules: RuleState,
+    pub(crate) direct: DirectLimits,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) protocol: ProtocolSettings,
+}
+
+/// The identity of this node, and its phase of life.
+#[derive(Debug)]
+pub(crate) struct NodeState {
+    pub(crate) host_name: String,
     pub(crate) region_name: String,
     /// Time of the start, in milliseconds since the Unix epoch.
     pub(crate) started_ms: u64,
@@ -82,6 +58,69 @@ pub(crate) struct Shared {
     /// Set once the ports are open.
     listeners: OnceLock<Vec<ListenerAddress>>,
     stopping: AtomicBool,
+}
+
+/// The nodes and regions that count together, as far as this node knows them.
+#[derive(Debug)]
+pub(crate) struct FleetState {
+    pub(crate) configured: Fleet,
+    /// With the measurements since the start. Bounds are computed for it.
+    measured: ArcSwap<Fleet>,
+    /// `None` without an origin.
+    pub(crate) origin: Option<Arc<OriginMonitor>>,
+}
+
+/// The tokens that the server accepts.
+#[derive(Debug)]
+pub(crate) struct CredentialState {
+    current: ArcSwap<Credentials>,
+    /// Raised after each change of those.
+    generation: AtomicU64,
+    /// Tells the time at which a token expires.
+    limiter: Arc<Limiter>,
+}
+
+/// The rules in force, and their source.
+#[derive(Debug, Default)]
+pub(crate) struct RuleState {
+    /// For `/v1/check` and forward-auth.
+    active: ArcSwap<ActiveRules>,
+    /// For Envoy.
+    pub(crate) descriptors: ArcSwap<Descriptors>,
+    /// `None` without rules.
+    pub(crate) location: Option<RulesLocation>,
+    /// `None` for rules in a file, and until the rule store is first reached.
+    control: OnceLock<Arc<Control>>,
+    /// Locked while the audit is verified. That reads the whole audit, so only one runs at a time.
+    pub(crate) audit_lock: tokio::sync::Mutex<()>,
+}
+
+/// Settings of Unkey's direct form, whose limits come with the request.
+#[derive(Debug)]
+pub(crate) struct DirectLimits {
+    pub(crate) overrides: Overrides,
+    /// Namespaces that count by GCRA.
+    pub(crate) gcra_namespaces: Vec<Pattern>,
+}
+
+/// Metrics, rates and the decision log.
+#[derive(Debug)]
+pub(crate) struct Telemetry {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) registry: Registry,
+    pub(crate) rates: Rates,
+    /// The decision log, if it is on.
+    pub(crate) decision_log: Option<DecisionLog>,
+}
+
+/// Settings of the protocols.
+#[derive(Debug)]
+pub(crate) struct ProtocolSettings {
+    /// Proxies that may state the client's address.
+    pub(crate) trusted_proxies: Vec<IpNet>,
+    /// The unit of `X-RateLimit-Reset`.
+    pub(crate) reset: ResetStyle,
+    pub(crate) client_timeouts: ClientTimeouts,
 }
 
 /// A listener and its address.
@@ -158,67 +197,38 @@ impl Shared {
         let tenants: Result<Vec<_>, UnknownName> =
             names.iter().map(|name| Tenant::new(&decider, name)).collect();
         let tenants = tenants.map_err(|error| StartError::File(error.to_string()))?;
-        let metrics = Arc::new(Metrics::new(config.workers));
-        let overrides = Overrides::open(config.data_dir.as_deref(), &names)?;
-        let rules_location = config.rules.as_ref().map(RulesConfig::location);
         let now_ms = decider.limiter.wall_us() / 1_000;
-        let origin = config.region.origin.address();
-        let origin = origin.map(|address| Arc::new(OriginMonitor::new(address, now_ms)));
-        let scrape = Scrape {
-            metrics: Arc::clone(&metrics),
-            limiter: Arc::clone(&decider.limiter),
-            region: decider.region.clone(),
-            origin: origin.clone(),
-            tenants: names,
-        };
-        let fleet = config.region.fleet();
+        let fleet = FleetState::new(&config.region, now_ms);
         Ok(Self {
-            decider,
-            origin,
-            fleet_now: ArcSwap::from_pointee(fleet.clone()),
-            fleet,
             tenants,
-            credentials: ArcSwap::from_pointee(std::mem::take(&mut config.credentials)),
-            credentials_generation: AtomicU64::new(0),
-            rules_location,
-            control: OnceLock::new(),
-            rules: ArcSwap::default(),
-            descriptors: ArcSwap::default(),
-            overrides,
-            gcra_namespaces: std::mem::take(&mut config.gcra_namespaces),
-            decision_log: None,
-            metrics,
-            trusted_proxies: std::mem::take(&mut config.trusted_proxies),
-            reset: config.reset,
-            patience: ClientTimeouts { idle: config.idle_timeout, request: config.request_timeout },
-            registry: metrics::registry(scrape),
-            following_audit: tokio::sync::Mutex::new(()),
-            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            region_name: config.region.name.clone(),
-            started_ms: now_ms,
-            started: Stopwatch::start(),
-            listeners: OnceLock::new(),
-            rates: Rates::default(),
-            stopping: AtomicBool::new(false),
+            node: NodeState::new(&config.region.name, now_ms),
+            credentials: CredentialState::new(std::mem::take(&mut config.credentials), &decider),
+            rules: RuleState {
+                location: config.rules.as_ref().map(RulesConfig::location),
+                ..RuleState::default()
+            },
+            direct: DirectLimits {
+                overrides: Overrides::open(config.data_dir.as_deref(), &names)?,
+                gcra_namespaces: std::mem::take(&mut config.gcra_namespaces),
+            },
+            telemetry: Telemetry::new(config.workers, &decider, &fleet, names),
+            protocol: ProtocolSettings {
+                trusted_proxies: std::mem::take(&mut config.trusted_proxies),
+                reset: config.reset,
+                client_timeouts: ClientTimeouts {
+                    idle: config.idle_timeout,
+                    request: config.request_timeout,
+                },
+            },
+            fleet,
+            decider,
         })
-    }
-
-    /// Returns the fleet as known now. Bounds are computed for it.
-    pub(crate) fn fleet_now(&self) -> Arc<Fleet> {
-        self.fleet_now.load_full()
-    }
-
-    /// Stores a measured fleet.
-    pub(crate) fn note_fleet(&self, seen: Fleet) {
-        if **self.fleet_now.load() != seen {
-            self.fleet_now.store(Arc::new(seen));
-        }
     }
 
     /// Keeps overrides in `folder` from now on, with those that are there.
     pub(crate) fn keep_overrides_in(&mut self, folder: &Path) -> Result<(), StartError> {
         let names: Vec<String> = self.tenants.iter().map(|tenant| tenant.name.clone()).collect();
-        self.overrides = Overrides::open(Some(folder), &names)?;
+        self.direct.overrides = Overrides::open(Some(folder), &names)?;
         Ok(())
     }
 
@@ -227,24 +237,42 @@ impl Shared {
         let Some(log) = &config.log else { return Ok(()) };
         // A server without an origin is in no region, even though the setting has a default name.
         let region = self.decider.region.as_ref().map_or_else(String::new, |_| config.region.name.clone());
-        let who = LogOwner { threads: config.workers, region };
-        let decision_log =
-            DecisionLog::open(folder, log, who, self).map_err(|error| StartError::File(error.to_string()))?;
-        self.metrics.counts_records_of(Arc::clone(decision_log.recorder()), decision_log.deliveries());
-        self.decision_log = Some(decision_log);
+        let owner = LogOwner { threads: config.workers, region };
+        let decision_log = DecisionLog::open(folder, log, owner, self)
+            .map_err(|error| StartError::File(error.to_string()))?;
+        let (recorder, deliveries) = (Arc::clone(decision_log.recorder()), decision_log.deliveries());
+        self.telemetry.metrics.counts_records_of(recorder, deliveries);
+        self.telemetry.decision_log = Some(decision_log);
         Ok(())
     }
 
-    /// Returns the control plane of the rule store. `None` for rules in a file, and until a store
-    /// that was down at the start is reached.
-    pub(crate) fn control(&self) -> Option<&Arc<Control>> {
-        self.control.get()
+    /// Returns the decisions since the start.
+    pub(crate) fn decision_totals(&self) -> DecisionTotals {
+        self.telemetry.metrics.totals(self.decider.region.is_some())
     }
 
-    /// From now on the rules come from a store.
-    pub(crate) fn follows(&self, control: Arc<Control>) {
-        // There is one store for as long as a server runs.
-        let _ = self.control.set(control);
+    /// Milliseconds since the Unix epoch, by the server's clock.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.decider.limiter.wall_us() / 1_000
+    }
+
+    /// The tenant of a principal.
+    pub(crate) fn tenant(&self, index: TenantIndex) -> &Tenant {
+        // Principals are made from the same list.
+        &self.tenants[index]
+    }
+}
+
+impl NodeState {
+    fn new(region_name: &str, now_ms: u64) -> Self {
+        Self {
+            host_name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            region_name: region_name.to_owned(),
+            started_ms: now_ms,
+            started: Stopwatch::start(),
+            listeners: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+        }
     }
 
     /// Returns the time since the start.
@@ -262,61 +290,6 @@ impl Shared {
         self.listeners.get().map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Returns the decisions since the start.
-    pub(crate) fn decision_totals(&self) -> DecisionTotals {
-        self.metrics.totals(self.decider.region.is_some())
-    }
-
-    /// Milliseconds since the Unix epoch, by the server's clock.
-    pub(crate) fn now_ms(&self) -> u64 {
-        self.decider.limiter.wall_us() / 1_000
-    }
-
-    /// Returns the tokens that the server accepts.
-    pub(crate) fn credentials(&self) -> Guard<Arc<Credentials>> {
-        self.credentials.load()
-    }
-
-    /// Replaces the credentials.
-    pub(crate) fn admit(&self, credentials: Credentials) {
-        self.credentials.store(Arc::new(credentials));
-        // A thread that reads the new generation also sees the new credentials.
-        self.credentials_generation.fetch_add(1, Ordering::Release);
-    }
-
-    /// Returns a number that changes with the credentials. A connection that cached a principal
-    /// then checks its token again.
-    #[inline]
-    pub(crate) fn credentials_generation(&self) -> u64 {
-        self.credentials_generation.load(Ordering::Acquire)
-    }
-
-    /// Returns the principal of a token.
-    pub(crate) fn principal(&self, token: Option<&[u8]>) -> Option<Principal> {
-        self.credentials.load().principal(token, || self.now_ms())
-    }
-
-    /// The principal of an `Authorization` value.
-    pub(crate) fn of_authorization(&self, value: Option<&[u8]>) -> Option<Principal> {
-        self.credentials.load().of_authorization(value, || self.now_ms())
-    }
-
-    /// Returns the same with the token, for requests that need the caller's name later.
-    pub(crate) fn caller_of(&self, value: Option<&[u8]>) -> Option<Caller> {
-        self.credentials.load().caller_of(value, || self.now_ms())
-    }
-
-    /// Returns the name of an authenticated caller, if its token is still valid.
-    pub(crate) fn actor(&self, caller: &Caller) -> Option<String> {
-        self.credentials.load().actor(caller, || self.now_ms())
-    }
-
-    /// The tenant of a principal.
-    pub(crate) fn tenant(&self, index: TenantIndex) -> &Tenant {
-        // Principals are made from the same list.
-        &self.tenants[index]
-    }
-
     /// Whether new requests are welcome.
     pub(crate) fn is_ready(&self) -> bool {
         !self.stopping.load(Ordering::Relaxed)
@@ -324,6 +297,126 @@ impl Shared {
 
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+    }
+}
+
+impl FleetState {
+    fn new(config: &RegionConfig, now_ms: u64) -> Self {
+        let configured = config.fleet();
+        let origin = config.origin.address();
+        Self {
+            measured: ArcSwap::from_pointee(configured.clone()),
+            configured,
+            origin: origin.map(|address| Arc::new(OriginMonitor::new(address, now_ms))),
+        }
+    }
+
+    /// Returns the fleet as known now. Bounds are computed for it.
+    pub(crate) fn measured(&self) -> Arc<Fleet> {
+        self.measured.load_full()
+    }
+
+    /// Stores a measured fleet.
+    pub(crate) fn note(&self, measured: Fleet) {
+        if **self.measured.load() != measured {
+            self.measured.store(Arc::new(measured));
+        }
+    }
+}
+
+impl CredentialState {
+    fn new(credentials: Credentials, decider: &Decider) -> Self {
+        Self {
+            current: ArcSwap::from_pointee(credentials),
+            generation: AtomicU64::new(0),
+            limiter: Arc::clone(&decider.limiter),
+        }
+    }
+
+    /// Returns the tokens that the server accepts.
+    pub(crate) fn load(&self) -> Guard<Arc<Credentials>> {
+        self.current.load()
+    }
+
+    /// Replaces the credentials.
+    pub(crate) fn store(&self, credentials: Credentials) {
+        self.current.store(Arc::new(credentials));
+        // A thread that reads the new generation also sees the new credentials.
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns a number that changes with the credentials. A connection that cached a principal
+    /// then checks its token again.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Returns the principal of a token.
+    pub(crate) fn principal(&self, token: Option<&[u8]>) -> Option<Principal> {
+        self.load().principal(token, || self.now_ms())
+    }
+
+    /// The principal of an `Authorization` value.
+    pub(crate) fn of_authorization(&self, value: Option<&[u8]>) -> Option<Principal> {
+        self.load().of_authorization(value, || self.now_ms())
+    }
+
+    /// Returns the same with the token, for requests that need the caller's name later.
+    pub(crate) fn caller_of(&self, value: Option<&[u8]>) -> Option<Caller> {
+        self.load().caller_of(value, || self.now_ms())
+    }
+
+    /// Returns the name of an authenticated caller, if its token is still valid.
+    pub(crate) fn actor(&self, caller: &Caller) -> Option<String> {
+        self.load().actor(caller, || self.now_ms())
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.limiter.wall_us() / 1_000
+    }
+}
+
+impl RuleState {
+    /// Returns the rules in force.
+    pub(crate) fn load(&self) -> Guard<Arc<ActiveRules>> {
+        self.active.load()
+    }
+
+    /// Returns the rules in force, for work that outlasts a request.
+    pub(crate) fn load_full(&self) -> Arc<ActiveRules> {
+        self.active.load_full()
+    }
+
+    /// Puts rules in force, and returns those that they replace.
+    pub(crate) fn store(&self, rules: Arc<ActiveRules>) -> Arc<ActiveRules> {
+        self.active.swap(rules)
+    }
+
+    /// Returns the control plane of the rule store. `None` for rules in a file, and until a store
+    /// that was down at the start is reached.
+    pub(crate) fn control(&self) -> Option<&Arc<Control>> {
+        self.control.get()
+    }
+
+    /// From now on the rules come from a store.
+    pub(crate) fn follow(&self, control: Arc<Control>) {
+        // There is one store for as long as a server runs.
+        let _ = self.control.set(control);
+    }
+}
+
+impl Telemetry {
+    fn new(workers: usize, decider: &Decider, fleet: &FleetState, tenants: Vec<String>) -> Self {
+        let metrics = Arc::new(Metrics::new(workers));
+        let scrape = Scrape {
+            metrics: Arc::clone(&metrics),
+            limiter: Arc::clone(&decider.limiter),
+            region: decider.region.clone(),
+            origin: fleet.origin.clone(),
+            tenants,
+        };
+        Self { metrics, registry: metrics::registry(scrape), rates: Rates::default(), decision_log: None }
     }
 }
 

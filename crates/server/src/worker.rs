@@ -90,7 +90,7 @@ pub(crate) async fn woken_by_stop<T>(
 
 async fn connection(accepted: AcceptedConnection, context: Context) {
     let AcceptedConnection { listener, stream, peer, permit } = accepted;
-    let metrics = Arc::clone(&context.shared.metrics);
+    let metrics = Arc::clone(&context.shared.telemetry.metrics);
     metrics.opened(listener);
     if let Err(error) = serve(listener, stream, peer, context).await {
         // Clients disconnect all the time. Operators need this only to search for a cause.
@@ -107,13 +107,16 @@ async fn serve(
     context: Context,
 ) -> io::Result<()> {
     let stream = TcpStream::from_std(stream)?;
-    let patience = patience(listener, context.shared.patience);
-    let metrics = Arc::clone(&context.shared.metrics);
+    let patience = patience(listener, context.shared.protocol.client_timeouts);
+    let metrics = Arc::clone(&context.shared.telemetry.metrics);
     let Some(tls) = context.tls.clone() else {
         return surface(listener, GuardedStream::new(stream, patience, metrics), peer, context).await;
     };
-    let stream = tokio::time::timeout(context.shared.patience.request, tls.acceptor(listener).accept(stream))
-        .await??;
+    let stream = tokio::time::timeout(
+        context.shared.protocol.client_timeouts.request,
+        tls.acceptor(listener).accept(stream),
+    )
+    .await??;
     surface(listener, GuardedStream::new(stream, patience, metrics), peer, context).await
 }
 

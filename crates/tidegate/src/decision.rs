@@ -94,6 +94,15 @@ impl<'g> Outcomes<'g> {
     }
 }
 
+impl<'g> From<Outcome<'g>> for Decision<'g> {
+    /// Makes the decision on a request under one limit.
+    fn from(outcome: Outcome<'g>) -> Self {
+        let decided =
+            if outcome.is_allowed() { RequestVerdict::Allowed } else { RequestVerdict::Denied { by: 0 } };
+        Self { outcomes: Outcomes::Few(ArrayVec::from_iter([outcome])), decided }
+    }
+}
+
 impl<'g> Decision<'g> {
     /// Whether the request may pass.
     pub fn is_allowed(&self) -> bool {

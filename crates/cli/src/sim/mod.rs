@@ -21,7 +21,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tidegate_sim::{Report, Scenario, Size, Summary, Violation, Worlds, plot, run as run_world, shrink, sweep};
+use tidegate_sim::{
+    Report, Scenario, Size, Summary, Violation, Worlds, plot, run as run_world, shrink, sweep,
+};
 
 use crate::client::json_arg;
 use crate::out::Reader;

@@ -20,7 +20,7 @@ pub(super) fn list(req: &HttpRequest<'_>) -> AdminResult {
     let names = PARAMETERS.iter().map(|parameter| parameter.name);
     let known: Vec<&str> = names.chain(["weights", "from", "limit"]).collect();
     let given = QueryParams::read(req, &known)?;
-    let situation = situation(&given, Situation::new(Fleet::clone(&req.shared.fleet_now())))?;
+    let situation = situation(&given, Situation::new(Fleet::clone(&req.shared.fleet.measured())))?;
     let limit = given.number("limit", BOUNDS, 1, BOUNDS_MAX)?;
     let from = given.number("from", 0, 0, u64::MAX)?;
     let rules = req.shared.rules.load();

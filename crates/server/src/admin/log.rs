@@ -53,7 +53,7 @@ const NOTICE_MS: u64 = 24 * 60 * 60 * 1_000;
 
 /// Returns the automatic rollback of the last day, for operators: it concerns all tenants.
 fn notices(req: &HttpRequest<'_>, principal: Principal, now_ms: u64) -> Vec<Notice> {
-    let rollback = req.shared.control().filter(|_| principal.tenant == OPERATING_TENANT);
+    let rollback = req.shared.rules.control().filter(|_| principal.tenant == OPERATING_TENANT);
     let rollback = rollback.and_then(|control| control.last_rollback());
     let rollback = rollback.filter(|rollback| now_ms < rollback.at_ms.saturating_add(NOTICE_MS));
     let notice = |rollback: AutomaticRollback| Notice {
@@ -168,7 +168,7 @@ fn tenant(req: &HttpRequest<'_>, principal: Principal, given: &QueryParams<'_>) 
 
 fn decision_log<'a>(req: &'a HttpRequest<'_>) -> Result<&'a DecisionLog, Problem> {
     let off = "the decision log is off: it needs a data_dir, and not `decision_log = \"off\"`";
-    req.shared.decision_log.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, off))
+    req.shared.telemetry.decision_log.as_ref().ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, off))
 }
 
 fn not_answered(why: LogQueryError) -> Problem {

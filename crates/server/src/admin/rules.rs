@@ -88,7 +88,7 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
     let rule_rows = current(control).await?;
     let rollback = control.last_rollback();
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet_now());
+    let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet.measured());
     let to_json = aside(move || {
         let after = after.as_ref().map(|(kind, name)| (*kind, name.as_str()));
         let rows = rule_rows.rows_behind(only, after);
@@ -125,7 +125,7 @@ pub(super) async fn get(req: &HttpRequest<'_>, word: &str, name: &str) -> AdminR
     let kind = kind(word)?;
     let rule_rows = current(control(req)?).await?;
     let row = find(&rule_rows, kind, name)?.clone();
-    let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet_now());
+    let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet.measured());
     let to_json = aside(move || {
         let row = row_bodies(&fleet, rules.set(), std::slice::from_ref(&row)).pop();
         json!({ "revision": rule_rows.revision, "row": row })
@@ -291,7 +291,7 @@ async fn is_alone(req: &HttpRequest<'_>, kept: Option<&Change>) -> Result<bool, 
     let author = kept.map_or_else(|| req.actor(), |kept| Ok(kept.author.clone()))?;
     let related = control(req)?.store().related_to(&author).await.map_err(|error| refused(&error))?;
     let names = related.into_iter().chain([author]).collect();
-    let (known, now_ms) = (req.shared.credentials(), req.shared.now_ms());
+    let (known, now_ms) = (req.shared.credentials.load(), req.shared.now_ms());
     Ok(!known.has_approver_beside(&names, OPERATING_TENANT, now_ms))
 }
 

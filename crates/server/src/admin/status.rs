@@ -129,7 +129,7 @@ struct RulesBody {
 
 impl RulesBody {
     fn new(shared: &Shared) -> Self {
-        let (source, location) = match &shared.rules_location {
+        let (source, location) = match &shared.rules.location {
             None => ("none", None),
             Some(RulesLocation::File(path)) => ("file", Some(path.display().to_string())),
             Some(RulesLocation::Store(address)) => ("store", Some(address.to_string())),
@@ -139,13 +139,14 @@ impl RulesBody {
         Self {
             source,
             location,
-            reachable: is_store.then(|| shared.metrics.control.is_store_up()),
+            reachable: is_store.then(|| shared.telemetry.metrics.control.is_store_up()),
             revision: is_store.then(|| rules.set().revision()),
             version: rules.set().version().to_owned(),
             rules: rules.set().rules().len(),
             overrides: rules.set().overrides(),
             emergencies: rules.set().emergencies_in_force(shared.now_ms()),
             last_automatic_rollback: shared
+                .rules
                 .control()
                 .and_then(|control| control.last_rollback())
                 .map(|rollback| AutomaticRollback::clone(&rollback)),
@@ -171,24 +172,29 @@ pub(crate) fn answer(req: &HttpRequest<'_>) -> HttpResponse {
 fn body(shared: &Shared) -> StatusBody {
     StatusBody {
         version: env!("CARGO_PKG_VERSION"),
-        node: shared.node.clone(),
-        started: timestamp(shared.started_ms),
-        uptime_seconds: shared.uptime().as_secs(),
-        ready: shared.is_ready(),
-        listeners: shared.listeners().to_vec(),
-        origin: shared.origin.as_deref().map(OriginBody::new),
-        region: shared.decider.region.as_ref().map(|region| RegionBody::new(&shared.region_name, region)),
+        node: shared.node.host_name.clone(),
+        started: timestamp(shared.node.started_ms),
+        uptime_seconds: shared.node.uptime().as_secs(),
+        ready: shared.node.is_ready(),
+        listeners: shared.node.listeners().to_vec(),
+        origin: shared.fleet.origin.as_deref().map(OriginBody::new),
+        region: shared
+            .decider
+            .region
+            .as_ref()
+            .map(|region| RegionBody::new(&shared.node.region_name, region)),
         rules: RulesBody::new(shared),
-        rates: shared.rates.report(shared.decision_totals()),
+        rates: shared.telemetry.rates.report(shared.decision_totals()),
         degraded: degraded(shared, Audience::Operators),
     }
 }
 
 /// Returns the reasons why a server does not work as configured, as sentences.
 pub(super) fn degraded(shared: &Shared, audience: Audience) -> Vec<String> {
-    let mut reasons = shared.origin.as_ref().map(|origin| origin.degraded(audience)).unwrap_or_default();
-    if let Some(RulesLocation::Store(address)) = &shared.rules_location
-        && !shared.metrics.control.is_store_up()
+    let mut reasons =
+        shared.fleet.origin.as_ref().map(|origin| origin.degraded(audience)).unwrap_or_default();
+    if let Some(RulesLocation::Store(address)) = &shared.rules.location
+        && !shared.telemetry.metrics.control.is_store_up()
     {
         let store = match audience {
             Audience::Public => "the rule store".to_owned(),
@@ -198,7 +204,7 @@ pub(super) fn degraded(shared: &Shared, audience: Audience) -> Vec<String> {
     }
     if let Some(status) = shared.decider.region.as_ref().and_then(Region::replication_status) {
         if status.is_replicator && !status.is_connected {
-            let region = &shared.region_name;
+            let region = &shared.node.region_name;
             reasons.push(format!("region {region:?} is isolated: it spends its regional share only"));
         }
         for peer in status.peers.iter().filter(|peer| peer.agrees == Some(false)) {
@@ -209,7 +215,7 @@ pub(super) fn degraded(shared: &Shared, audience: Audience) -> Vec<String> {
             ));
         }
     }
-    let shed = shared.rates.report(shared.decision_totals()).shed_per_second;
+    let shed = shared.telemetry.rates.report(shared.decision_totals()).shed_per_second;
     if shed > 0.0 {
         reasons.push(format!("the server is overloaded: it sheds {shed} checks per second"));
     }

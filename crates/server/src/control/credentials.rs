@@ -38,7 +38,7 @@ pub(super) fn admit(configured: &Credentials, found: &[Credential], shared: &Sha
             tracing::warn!(credential = credential.name, problem, "a token of the store opens nothing here");
         }
     }
-    shared.admit(merged);
+    shared.credentials.store(merged);
 }
 
 fn add(merged: &mut Credentials, credential: &Credential, shared: &Shared) -> Result<(), String> {

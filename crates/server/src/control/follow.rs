@@ -45,20 +45,20 @@ impl StoreFollower {
     /// Puts the rules of the store in force; if they cannot be had, those of the last good snapshot.
     pub(crate) async fn start(config: &StoreConfig, shared: &Arc<Shared>) -> Result<Self, StartError> {
         let (config, shared) = (config.clone(), Arc::clone(shared));
-        let configured = Arc::clone(&shared.credentials());
+        let configured = Arc::clone(&shared.credentials.load());
         let (control, problem) = match Store::open(&config.address).await {
             Err(error) => (None, error.to_string()),
             Ok(store) => {
                 let control = control(store, Snapshot::default(), &config, &shared, &configured);
                 match control.take_rows(LoadDepth::First).await {
                     Ok(()) => {
-                        shared.metrics.control.store_is_up(true);
+                        shared.telemetry.metrics.control.store_is_up(true);
                         let is_new = control.rule_rows().revision == 0;
                         if is_new {
                             begin_from_snapshot_for_empty_store(&config, &shared, &control).await;
                         }
                         let is_kept = is_new && control.rule_rows().revision > 0;
-                        shared.follows(Arc::clone(&control));
+                        shared.rules.follow(Arc::clone(&control));
                         return Ok(Self { config, shared, configured, begun: Ok(control), is_kept });
                     }
                     Err(problem) => {
@@ -72,7 +72,7 @@ impl StoreFollower {
                 }
             }
         };
-        shared.metrics.control.store_is_up(control.is_some());
+        shared.telemetry.metrics.control.store_is_up(control.is_some());
         let last = last_good(&config, &shared).await.map_err(|also| {
             StartError::Rules(format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))
         })?;
@@ -84,7 +84,7 @@ impl StoreFollower {
             }
             Some(control) => {
                 control.begin_with(snapshot, &shared).await;
-                shared.follows(Arc::clone(&control));
+                shared.rules.follow(Arc::clone(&control));
                 Ok(control)
             }
         };
@@ -104,7 +104,7 @@ impl StoreFollower {
                 let control = control(store, snapshot, &config, &shared, &configured);
                 // Another store, or one that was set back, may have come to the revisions of the snapshot.
                 control.want(LoadDepth::Everything);
-                shared.follows(Arc::clone(&control));
+                shared.rules.follow(Arc::clone(&control));
                 control
             }
         };
@@ -228,7 +228,7 @@ impl CompiledSnapshot {
             written_s_ago = age_s,
             "the store of rules does not give them: starting with the last good snapshot"
         );
-        shared.metrics.control.in_force(revision, emergency_revision);
+        shared.telemetry.metrics.control.in_force(revision, emergency_revision);
         shared.rules.store(Arc::new(rules));
         snapshot
     }
@@ -295,7 +295,7 @@ async fn watch(control: &Arc<Control>, config: &StoreConfig) {
 
 fn report(control: &Control, is_up: bool) {
     if let Some(shared) = control.shared.upgrade() {
-        shared.metrics.control.store_is_up(is_up);
+        shared.telemetry.metrics.control.store_is_up(is_up);
     }
 }
 
@@ -400,7 +400,7 @@ mod tests {
         };
         let snapshot = last.begin(&shared, "it is gone");
         assert_eq!(shared.rules.load().set().rules().len(), 1);
-        let configured = Arc::clone(&shared.credentials());
+        let configured = Arc::clone(&shared.credentials.load());
         let (shared, begun) = (Arc::clone(&shared), Err(snapshot));
         let following =
             StoreFollower { config, shared: Arc::clone(&shared), configured, begun, is_kept: true };
@@ -424,7 +424,7 @@ mod tests {
         let (reconcile, look) = (Duration::from_hours(1), None);
         let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
         let store = Store::open(&config.address).await.expect("a store");
-        let configured = Arc::clone(&shared.credentials());
+        let configured = Arc::clone(&shared.credentials.load());
         let control = control(store, Snapshot::default(), &config, &shared, &configured);
         let written =
             is_from_one.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full()));

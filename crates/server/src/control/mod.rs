@@ -253,7 +253,7 @@ impl Control {
     async fn note_emergencies(&self, now_ms: u64) {
         match (self.emergencies_changed_ms().await, self.shared.upgrade()) {
             (Ok(Some(changed_ms)), Some(shared)) => {
-                shared.metrics.control.lagged(now_ms.saturating_sub(changed_ms));
+                shared.telemetry.metrics.control.lagged(now_ms.saturating_sub(changed_ms));
             }
             (Ok(_), _) => {}
             (Err(error), _) => tracing::debug!(%error, "it is not known how long emergencies took"),
@@ -303,8 +303,8 @@ impl Control {
             rules = rules.with_emergencies(later, shared).map_err(LoadError::Refused)?;
             (rule_rows.emergency_revision, rule_rows.emergencies) = (later.0, later.1.to_vec());
         }
-        shared.metrics.control.in_force(rule_rows.revision, rule_rows.emergency_revision);
-        let replaced = shared.rules.swap(Arc::new(rules));
+        shared.telemetry.metrics.control.in_force(rule_rows.revision, rule_rows.emergency_revision);
+        let replaced = shared.rules.store(Arc::new(rules));
         self.in_force.store(Arc::new(rule_rows));
         drop(replacing);
         let mut denials = self.denials();
@@ -331,7 +331,7 @@ impl Control {
         let rules = shared.rules.load().with_emergencies((revision, &rows), shared);
         shared.rules.store(Arc::new(rules.map_err(LoadError::Refused)?));
         let rule_rows = before.under(revision, rows);
-        shared.metrics.control.in_force(rule_rows.revision, rule_rows.emergency_revision);
+        shared.telemetry.metrics.control.in_force(rule_rows.revision, rule_rows.emergency_revision);
         self.in_force.store(Arc::new(rule_rows));
         Ok(())
     }
@@ -344,7 +344,7 @@ impl Control {
             Err(LoadError::Stopping) => return,
         };
         if let Some(shared) = self.shared.upgrade() {
-            shared.metrics.control.followed(outcome);
+            shared.telemetry.metrics.control.followed(outcome);
         }
     }
 }
@@ -374,6 +374,6 @@ async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) {
 fn compile(rule_rows: &RuleRows, placement: Option<&str>, shared: &Shared) -> Result<ActiveRules, String> {
     let set =
         RuleSet::compile(rule_rows, placement, shared.now_ms()).map_err(|problems| problems.to_string())?;
-    warn_of(&set, &shared.fleet);
+    warn_of(&set, &shared.fleet.configured);
     ActiveRules::new(set, shared)
 }

@@ -120,7 +120,7 @@ impl Control {
         let shared = self.shared.upgrade().ok_or_else(stopping)?;
         // Before the compilation, so that a plan that waits for other readers of the log uses no
         // memory.
-        let replay = match &shared.decision_log {
+        let replay = match &shared.telemetry.decision_log {
             None => None,
             Some(decision_log) => Some(decision_log.turn().await.map_err(|_| stopping())?),
         };
@@ -223,7 +223,7 @@ fn warnings(
     shared: &Shared,
 ) -> Vec<String> {
     let rules = change_plan.after().rules().iter().filter(|rule| puts.contains(&*rule.name));
-    let of_rules = rules.flat_map(|rule| rule.warned(&shared.fleet));
+    let of_rules = rules.flat_map(|rule| rule.warned(&shared.fleet.configured));
     let of_overrides = overrides.iter().filter_map(|operation| {
         let problem = unknown_tenant(operation.body()?, &shared.tenants)?;
         Some(format!("overrides[{:?}].{problem}: no tenant of this server has it", operation.row().1))
@@ -251,7 +251,7 @@ fn measure(
     replay: Option<ReplayPermit>,
     shared: &Shared,
 ) -> ChangeEffect {
-    let (Some(decision_log), Some(turn)) = (&shared.decision_log, replay) else {
+    let (Some(decision_log), Some(turn)) = (&shared.telemetry.decision_log, replay) else {
         return ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &approved);
     };
     let (scope, approved) = (change_plan.scope().clone(), Arc::new(approved));
@@ -305,7 +305,7 @@ mod tests {
         let store = Store::open(&address).await.expect("opens");
         let (reconcile, look) = (Duration::from_mins(5), None);
         let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
-        control(store, Snapshot::default(), &config, shared, &shared.credentials())
+        control(store, Snapshot::default(), &config, shared, &shared.credentials.load())
     }
 
     fn rule(name: &str, body: &str) -> Vec<Operation> {

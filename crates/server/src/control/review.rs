@@ -114,7 +114,7 @@ impl Control {
         };
         for AppliedOperations { applied, operations } in applied_operations {
             if let Some(replaced) = &unreviewed.before {
-                shared.metrics.control.lagged(replaced.at_ms.saturating_sub(applied.at_ms));
+                shared.telemetry.metrics.control.lagged(replaced.at_ms.saturating_sub(applied.at_ms));
             }
             let revision = applied.revision;
             // An automatic rollback is not watched: the denials that it ends must not undo it.
@@ -208,7 +208,7 @@ impl Control {
     /// Reads the denials before a change that is older than this server from the decision log, if
     /// there is one. Denials that a rule always had are no jump.
     async fn recall(self: &Arc<Self>, changed_ms: u64, shared: &Shared) {
-        let Some(decision_log) = &shared.decision_log else { return };
+        let Some(decision_log) = &shared.telemetry.decision_log else { return };
         let window = (changed_ms.saturating_sub(WATCHED_MS), changed_ms);
         let counts = LoggedCounts { changed_ms, rules: HashMap::new() };
         let counted = decision_log.replay(window, RECORDS_MAX, counts, LoggedCounts::take, |counts| counts);

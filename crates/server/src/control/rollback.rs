@@ -135,7 +135,7 @@ impl Control {
 
     fn count_rollback(&self, count: fn(&ControlMetrics)) {
         if let Some(shared) = self.shared.upgrade() {
-            count(&shared.metrics.control);
+            count(&shared.telemetry.metrics.control);
         }
     }
 

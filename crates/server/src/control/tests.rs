@@ -58,9 +58,10 @@ impl Fixture {
         let shared = Arc::new(shared);
         let (address, reconcile, look) = (store.address().clone(), Duration::from_mins(5), None);
         let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
-        let control = control(store.clone(), Snapshot::default(), &config, &shared, &shared.credentials());
+        let control =
+            control(store.clone(), Snapshot::default(), &config, &shared, &shared.credentials.load());
         control.take_rows(LoadDepth::First).await.expect("loaded");
-        shared.metrics.control.store_is_up(true);
+        shared.telemetry.metrics.control.store_is_up(true);
         let fixture = Self { clock, shared, control, store };
         fixture.look().await;
         fixture
@@ -168,7 +169,7 @@ impl Fixture {
     /// The rollbacks that this server made, and those that it could not make.
     fn rollbacks(&self) -> (bool, bool) {
         let mut text = String::new();
-        encode(&mut text, &self.shared.registry).expect("text");
+        encode(&mut text, &self.shared.telemetry.registry).expect("text");
         let is_one = |outcome: &str| {
             text.contains(&format!("tidegate_rules_rollbacks_total{{outcome=\"{outcome}\"}} 1\n"))
         };

@@ -1,8 +1,6 @@
 //! Decides an Envoy request: one status for each descriptor, and one code for the request.
-//!
-//! Enforced limits decide as one: all are charged, or none is. Limits in shadow mode come after
-//! them, and are charged if the request passes. Limits that always charge come first, regardless of
-//! the others.
+
+use std::collections::HashSet;
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -24,12 +22,9 @@ use super::tree::{
     period, replaced, unit_part,
 };
 use crate::auth::TenantIndex;
-use crate::decider::{Decider, SourcedDecision, question};
-use crate::decision_log::{RecordDraft, decisive};
-use crate::load;
-use crate::metrics::{DecisionSource, Outcome, Surface};
-use crate::reason::DecisionReason;
-use crate::rules::shed_outcome;
+use crate::decider::check_of_parts;
+use crate::metrics::Surface;
+use crate::pipeline::{CheckRole, PlannedCheck, RecordSubject, RequestContext, RequestDecision};
 use crate::shared::Shared;
 
 /// The most descriptors of a request. Higher: more work in one go, which others wait for.
@@ -64,74 +59,20 @@ pub(crate) async fn decide(
     tenant: TenantIndex,
     request: &RateLimitRequest,
 ) -> Result<RateLimitResponse, Refusal> {
-    check(request)?;
-    if load::sheds(CLASS) {
-        shared.metrics.decided(Surface::Envoy, CLASS, shed_outcome(CLASS), DecisionSource::Shed, 1);
-        return Ok(unlooked(request));
-    }
-    let descriptors = shared.descriptors.load();
-    let overrides = overrides(shared, &descriptors, tenant, request)?;
+    check_request(request)?;
+    let context = RequestContext { shared, tenant, surface: Surface::Envoy, class: CLASS };
+    let Ok(admission) = context.admit() else { return Ok(shed_response(request)) };
+    let descriptors = shared.rules.descriptors.load();
+    let request_limits = request_limits(shared, &descriptors, tenant, request)?;
     let name = shared.tenant(tenant).name.as_bytes();
     let placement = shared.decider.placement(&[name, request.domain.as_bytes()]);
-    let plans = plans(&descriptors, tenant, request, &overrides, &placement)?;
-    let envoy_decision = rule(shared, &plans).await?;
-    shared.metrics.decided(Surface::Envoy, CLASS, envoy_decision.outcome(&plans), envoy_decision.source, 1);
-    record_decision(shared, tenant, request, &plans, &envoy_decision);
-    Ok(respond(&plans, envoy_decision))
+    let plan = Plan::new(&descriptors, tenant, request, &request_limits, &placement)?;
+    let decision = admission.decide(&plan.checks, |at| plan.subject(request, at)).await;
+    let decision = decision.map_err(|error| too_many(error.limits))?;
+    Ok(respond(shared, &plan, &decision))
 }
 
-/// Takes a decision down, if that is due: under the limit that decided it, if any did.
-fn record_decision(
-    shared: &Shared,
-    tenant: TenantIndex,
-    request: &RateLimitRequest,
-    plans: &[DescriptorPlan<'_>],
-    envoy_decision: &EnvoyDecision<'_>,
-) {
-    let outcome = envoy_decision.outcome(plans);
-    let Some(recorder) = shared.recorder_for(outcome) else { return };
-    let is_shadow = outcome == Outcome::ShadowDenied;
-    let asked = request.descriptors.iter().zip(plans).zip(&envoy_decision.outcomes).filter_map(
-        |((asked, plan), limit_outcome)| {
-            let (DescriptorPlan::Check(limited), Some(limit_outcome)) = (plan, limit_outcome) else {
-                return None;
-            };
-            let decides =
-                limited.part != LimitRole::Refund && (limited.part == LimitRole::Shadow) == is_shadow;
-            decides.then_some((asked, limited, *limit_outcome))
-        },
-    );
-    let asked: Vec<_> = asked.collect();
-    let decided =
-        decisive(asked.iter().map(|(_, _, limit_outcome)| limit_outcome)).and_then(|at| asked.get(at));
-    let entries = || {
-        let entries = decided.into_iter().flat_map(|(descriptor, ..)| &descriptor.entries);
-        entries.map(|entry| (entry.key.as_str(), entry.value.as_str()))
-    };
-    let mut key = RecordKey::default();
-    entries().for_each(|(name, value)| key.add(name, value));
-    let draft = RecordDraft {
-        tenant,
-        surface: Surface::Envoy,
-        key,
-        cost: decided.map_or(0, |(_, limited, _)| limited.hits),
-        outcome,
-        limit_outcome: decided.map(|(_, _, limit_outcome)| *limit_outcome),
-        source: envoy_decision.source,
-        reason: DecisionReason::of_source(envoy_decision.source, shared.decider.region.is_some()),
-        until_ms: None,
-        rule_version: 0,
-        set_version: "",
-        replaced_by: "",
-    };
-    shared.record_decision(
-        recorder,
-        &draft,
-        [("domain", request.domain.as_str())].into_iter().chain(entries()),
-    );
-}
-
-fn check(request: &RateLimitRequest) -> Result<(), Refusal> {
+fn check_request(request: &RateLimitRequest) -> Result<(), Refusal> {
     let wrong = |what: String| Err(Refusal::Wrong(what));
     let count = request.descriptors.len();
     if request.domain.is_empty() {
@@ -181,7 +122,7 @@ struct RequestLimit {
 
 /// Returns the limits in the request, by descriptor; empty if there are none. As in
 /// envoyproxy/ratelimit, they apply in known domains only. A server without domains accepts any.
-fn overrides(
+fn request_limits(
     shared: &Shared,
     descriptors: &Descriptors,
     tenant: TenantIndex,
@@ -221,123 +162,140 @@ fn name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
     name
 }
 
+/// The checks of a request.
+struct Plan<'p> {
+    descriptors: Vec<DescriptorPlan<'p>>,
+    /// In the order of the descriptors that have one.
+    checks: Vec<PlannedCheck<'p, 'p>>,
+}
+
 /// The plan for one descriptor.
 enum DescriptorPlan<'p> {
     /// No limit applies.
     Free,
     /// The limit that applies is unlimited.
     Unlimited,
-    Check(PlannedCheck<'p>),
+    /// The descriptor has a check.
+    Limited(DescriptorLimit<'p>),
 }
 
-struct PlannedCheck<'p> {
-    question: RegionCheck<'p, 'p>,
-    hits: u64,
-    part: LimitRole,
+/// A limit as its status shows it.
+#[derive(Clone, Copy)]
+struct DescriptorLimit<'p> {
     name: &'p str,
     requests_per_unit: u32,
     unit: Unit,
 }
 
-/// The role of a limit in the decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LimitRole {
-    Enforced,
-    Quota,
-    Shadow,
-    /// The hits have happened, so they are charged without a check. A limit that they exceed is
-    /// over.
-    Always,
-    /// The hits are refunded without a check.
-    Refund,
-}
-
-impl<'p> PlannedCheck<'p> {
-    /// The same question for another cost.
-    fn costing(&self, cost: u64) -> RegionCheck<'p, 'p> {
-        self.question.clone().cost(cost)
-    }
-
-    /// Whether the limit is enforced and charges hits. Such limits decide together.
-    fn is_charged(&self) -> bool {
-        self.part == LimitRole::Enforced && self.hits > 0
-    }
-}
-
-fn plans<'p>(
-    descriptors: &'p Descriptors,
-    tenant: TenantIndex,
-    request: &'p RateLimitRequest,
-    overrides: &'p [Option<RequestLimit>],
-    placement: &'p [u8],
-) -> Result<Vec<DescriptorPlan<'p>>, Refusal> {
-    let mut rules = Vec::new();
-    let mut plans = Vec::with_capacity(request.descriptors.len());
-    for (at, descriptor) in request.descriptors.iter().enumerate() {
-        if let Some(given) = overrides.get(at).and_then(Option::as_ref) {
-            plans.push(DescriptorPlan::Check(given.planned(request, descriptor, placement)));
-            continue;
+impl<'p> Plan<'p> {
+    fn new(
+        descriptors: &'p Descriptors,
+        tenant: TenantIndex,
+        request: &'p RateLimitRequest,
+        request_limits: &'p [Option<RequestLimit>],
+        placement: &'p [u8],
+    ) -> Result<Self, Refusal> {
+        let count = request.descriptors.len();
+        let mut plan = Self { descriptors: Vec::with_capacity(count), checks: Vec::with_capacity(count) };
+        let mut replacing = Vec::new();
+        for (at, descriptor) in request.descriptors.iter().enumerate() {
+            if let Some(given) = request_limits.get(at).and_then(Option::as_ref) {
+                plan.add(given.check(request, descriptor, placement), given.limit());
+                continue;
+            }
+            let mut parts = Parts::new();
+            parts.push(request.domain.as_bytes());
+            // The place of the unit, which is known when the rule is.
+            parts.push(b"");
+            let Some(rule) = descriptors.domains.find(&request.domain, &descriptor.entries, &mut parts)
+            else {
+                plan.descriptors.push(DescriptorPlan::Free);
+                continue;
+            };
+            if !rule.replaces.is_empty() {
+                replacing.push(rule);
+            }
+            let Some(quota) = &rule.quota else {
+                plan.descriptors.push(DescriptorPlan::Unlimited);
+                continue;
+            };
+            // Each rule has a gate for every tenant there is.
+            let Some(gate) = quota.gates.get(tenant) else { return Err(Refusal::NothingLoaded) };
+            parts[1] = unit_part(quota.unit);
+            let check = check_of_parts(gate, &parts).placed_by(placement);
+            let (name, requests_per_unit, unit) = (&*rule.name, quota.requests_per_unit, quota.unit);
+            plan.add(
+                planned(check, hits(request, descriptor), role(rule.mode, descriptor)),
+                DescriptorLimit { name, requests_per_unit, unit },
+            );
         }
-        let mut parts = Parts::new();
-        parts.push(request.domain.as_bytes());
-        // The place of the unit, which is known when the rule is.
-        parts.push(b"");
-        let Some(rule) = descriptors.domains.find(&request.domain, &descriptor.entries, &mut parts) else {
-            plans.push(DescriptorPlan::Free);
-            continue;
-        };
-        if !rule.replaces.is_empty() {
-            rules.push(rule);
+        if !replacing.is_empty() {
+            plan.free(&replaced(replacing.into_iter()));
         }
-        let Some(quota) = &rule.quota else {
-            plans.push(DescriptorPlan::Unlimited);
-            continue;
-        };
-        // Each rule has a gate for every tenant there is.
-        let Some(gate) = quota.gates.get(tenant) else { return Err(Refusal::NothingLoaded) };
-        parts[1] = unit_part(quota.unit);
-        let hits = hits(request, descriptor);
-        plans.push(DescriptorPlan::Check(PlannedCheck {
-            question: question(gate, &parts).placed_by(placement).cost(hits),
-            hits,
-            part: part(rule.mode, descriptor),
-            name: &rule.name,
-            requests_per_unit: quota.requests_per_unit,
-            unit: quota.unit,
-        }));
+        Ok(plan)
     }
-    if !rules.is_empty() {
-        let replaced = replaced(rules.into_iter());
-        for plan in &mut plans {
-            if matches!(plan, DescriptorPlan::Check(limited) if replaced.contains(limited.name)) {
+
+    fn add(&mut self, check: PlannedCheck<'p, 'p>, limit: DescriptorLimit<'p>) {
+        self.checks.push(check);
+        self.descriptors.push(DescriptorPlan::Limited(limit));
+    }
+
+    /// Removes the checks of the limits that others replace.
+    fn free(&mut self, replaced: &HashSet<&str>) {
+        let descriptors = self.descriptors.iter_mut();
+        let mut limited = descriptors.filter(|plan| matches!(plan, DescriptorPlan::Limited(_)));
+        self.checks.retain(|_| {
+            let Some(plan) = limited.next() else { return true };
+            let is_replaced = matches!(plan, DescriptorPlan::Limited(limit) if replaced.contains(limit.name));
+            if is_replaced {
                 *plan = DescriptorPlan::Free;
             }
-        }
+            !is_replaced
+        });
     }
-    Ok(plans)
+
+    /// Names the request in its record: by the descriptor of the limit that decided, if any did.
+    fn subject(
+        &self,
+        request: &'p RateLimitRequest,
+        decided_by: Option<usize>,
+    ) -> RecordSubject<'p, impl Iterator<Item = (&'p str, &'p str)>> {
+        let limited = request.descriptors.iter().zip(&self.descriptors);
+        let mut limited = limited.filter(|(_, plan)| matches!(plan, DescriptorPlan::Limited(_)));
+        let descriptor = decided_by.and_then(|at| limited.nth(at)).map(|(descriptor, _)| descriptor);
+        let cost = decided_by.and_then(|at| self.checks.get(at)).map_or(0, PlannedCheck::cost);
+        let entries = descriptor.into_iter().flat_map(|descriptor| &descriptor.entries);
+        let entries = entries.map(|entry| (entry.key.as_str(), entry.value.as_str()));
+        let mut key = RecordKey::default();
+        entries.clone().for_each(|(name, value)| key.add(name, value));
+        let domain = [("domain", request.domain.as_str())];
+        RecordSubject::new(key, cost, domain.into_iter().chain(entries))
+    }
 }
 
 impl RequestLimit {
-    fn planned<'p>(
+    fn check<'p>(
         &'p self,
-        request: &'p RateLimitRequest,
-        descriptor: &'p RateLimitDescriptor,
+        request: &RateLimitRequest,
+        descriptor: &RateLimitDescriptor,
         placement: &'p [u8],
-    ) -> PlannedCheck<'p> {
+    ) -> PlannedCheck<'p, 'p> {
         let entries =
             descriptor.entries.iter().flat_map(|entry| [entry.key.as_bytes(), entry.value.as_bytes()]);
         let parts: Parts<'_> =
             [request.domain.as_bytes(), unit_part(self.unit)].into_iter().chain(entries).collect();
-        let hits = hits(request, descriptor);
-        PlannedCheck {
-            question: question(&self.gate, &parts).placed_by(placement).cost(hits),
-            hits,
-            part: part(Mode::Enforce, descriptor),
-            name: "",
-            requests_per_unit: self.requests_per_unit,
-            unit: self.unit,
-        }
+        let check = check_of_parts(&self.gate, &parts).placed_by(placement);
+        planned(check, hits(request, descriptor), role(Mode::Enforce, descriptor))
     }
+
+    fn limit(&self) -> DescriptorLimit<'_> {
+        DescriptorLimit { name: "", requests_per_unit: self.requests_per_unit, unit: self.unit }
+    }
+}
+
+/// A descriptor of no hits is denied if one more hit would be.
+fn planned<'p>(check: RegionCheck<'p, 'p>, hits: u64, role: CheckRole) -> PlannedCheck<'p, 'p> {
+    PlannedCheck { check: check.cost(hits), role, is_probe: hits == 0, is_block: false }
 }
 
 /// Returns the cost of a descriptor. Its own value prevails, and 0 only reads. In the request's
@@ -349,163 +307,14 @@ fn hits(request: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
     }
 }
 
-fn part(mode: Mode, descriptor: &RateLimitDescriptor) -> LimitRole {
+fn role(mode: Mode, descriptor: &RateLimitDescriptor) -> CheckRole {
     match mode {
-        _ if descriptor.is_negative_hits => LimitRole::Refund,
-        Mode::Enforce => LimitRole::Enforced,
-        Mode::Quota => LimitRole::Quota,
-        Mode::Shadow => LimitRole::Shadow,
-        Mode::Always => LimitRole::Always,
+        _ if descriptor.is_negative_hits => CheckRole::Refund,
+        Mode::Enforce => CheckRole::Enforced,
+        Mode::Quota => CheckRole::Quota,
+        Mode::Shadow => CheckRole::Shadow,
+        Mode::Always => CheckRole::Always,
     }
-}
-
-/// The decision of all limits together.
-struct EnvoyDecision<'p> {
-    allowed: bool,
-    /// Outcomes by descriptor; `None` without a check.
-    outcomes: Vec<Option<LimitOutcome<'p>>>,
-    /// The header fields that describe the decision.
-    response_headers: Vec<HeaderValue>,
-    /// The weakest source among the limits.
-    source: DecisionSource,
-}
-
-impl EnvoyDecision<'_> {
-    fn outcome(&self, plans: &[DescriptorPlan<'_>]) -> Outcome {
-        let would_deny = plans.iter().zip(&self.outcomes).any(|(plan, outcome)| {
-            matches!(plan, DescriptorPlan::Check(PlannedCheck { part: LimitRole::Shadow, .. }))
-                && outcome.as_ref().is_some_and(|outcome| !outcome.is_allowed())
-        });
-        match self.allowed {
-            false => Outcome::Denied,
-            true if would_deny => Outcome::ShadowDenied,
-            true => Outcome::Allowed,
-        }
-    }
-}
-
-async fn rule<'p>(shared: &Shared, plans: &[DescriptorPlan<'p>]) -> Result<EnvoyDecision<'p>, Refusal> {
-    // Counted before any charge, because a refused request must not cost anything.
-    let is_charged =
-        |plan: &&DescriptorPlan<'_>| matches!(plan, DescriptorPlan::Check(planned) if planned.is_charged());
-    let as_one = plans.iter().filter(is_charged).count();
-    if as_one > LIMITS_PER_CHECK_MAX {
-        return Err(too_many(as_one));
-    }
-    let mut envoy_decision = EnvoyDecision {
-        allowed: true,
-        outcomes: vec![None; plans.len()],
-        response_headers: Vec::new(),
-        source: if shared.decider.region.is_some() {
-            DecisionSource::Regional
-        } else {
-            DecisionSource::Local
-        },
-    };
-    charge_always(shared, plans, &mut envoy_decision).await?;
-    look(shared, plans, &mut envoy_decision).await?;
-    if envoy_decision.allowed {
-        let quotas = rule_quotas(shared, plans, &mut envoy_decision).await?;
-        if envoy_decision.allowed {
-            charge(shared, plans, &mut envoy_decision).await?;
-        }
-        if !envoy_decision.allowed {
-            // A denied request is not charged.
-            for limited in quotas {
-                shared.decider.refund(&limited.question);
-            }
-        }
-    }
-    rest(&shared.decider, plans, &mut envoy_decision).await?;
-    Ok(envoy_decision)
-}
-
-/// Charges the limits that always charge, whether or not the request passes, and then reads them.
-async fn charge_always<'p>(
-    shared: &Shared,
-    plans: &[DescriptorPlan<'p>],
-    envoy_decision: &mut EnvoyDecision<'p>,
-) -> Result<(), Refusal> {
-    for (at, plan) in plans.iter().enumerate() {
-        let DescriptorPlan::Check(limited) = plan else { continue };
-        if limited.part == LimitRole::Always && limited.hits > 0 {
-            shared.decider.charge(&limited.question);
-            let decided = check_as_one(&shared.decider, &[limited.costing(0)]).await?;
-            envoy_decision.note_at(shared, at, &decided);
-        }
-    }
-    Ok(())
-}
-
-/// Reads the limits with a cost of 0. They come before the charges, because a request that they
-/// deny must not cost anything.
-async fn look<'p>(
-    shared: &Shared,
-    plans: &[DescriptorPlan<'p>],
-    envoy_decision: &mut EnvoyDecision<'p>,
-) -> Result<(), Refusal> {
-    for (at, plan) in plans.iter().enumerate() {
-        let DescriptorPlan::Check(limited) = plan else { continue };
-        if matches!(limited.part, LimitRole::Enforced | LimitRole::Always) && limited.hits == 0 {
-            let decided = judge(&shared.decider, limited).await?;
-            envoy_decision.note_at(shared, at, &decided);
-        }
-    }
-    Ok(())
-}
-
-/// Decides limits in quota mode: the request is denied if all of them are over. Returns the limits
-/// that were charged.
-async fn rule_quotas<'a, 'p>(
-    shared: &Shared,
-    plans: &'a [DescriptorPlan<'p>],
-    envoy_decision: &mut EnvoyDecision<'p>,
-) -> Result<Vec<&'a PlannedCheck<'p>>, Refusal> {
-    let mut charged = Vec::new();
-    let mut denied: Option<SourcedDecision<'p>> = None;
-    let mut passed: Option<SourcedDecision<'p>> = None;
-    for (at, plan) in plans.iter().enumerate() {
-        let DescriptorPlan::Check(limited) = plan else { continue };
-        if limited.part != LimitRole::Quota {
-            continue;
-        }
-        let decided = judge(&shared.decider, limited).await?;
-        envoy_decision.outcomes[at] = decided.decision.outcomes().first().copied();
-        if decided.decision.is_allowed() {
-            charged.push(limited);
-            passed.get_or_insert(decided);
-        } else {
-            denied.get_or_insert(decided);
-        }
-    }
-    if let Some(decided) = passed.or(denied) {
-        envoy_decision.add_decision(shared, &decided);
-    }
-    Ok(charged)
-}
-
-/// Decides one limit on its own. With a cost of 0, it decides whether one more hit would pass, and
-/// charges nothing.
-async fn judge<'p>(decider: &Decider, planned: &PlannedCheck<'p>) -> Result<SourcedDecision<'p>, Refusal> {
-    let seen = check_as_one(decider, std::slice::from_ref(&planned.question)).await?;
-    let left = || seen.decision.outcomes().first().is_some_and(|outcome| outcome.remaining() > 0);
-    if planned.hits > 0 || left() {
-        return Ok(seen);
-    }
-    let one = planned.costing(1);
-    let limit_outcome = check_as_one(decider, std::slice::from_ref(&one)).await?;
-    if limit_outcome.decision.is_allowed() {
-        // A unit drained between the two checks.
-        decider.refund(&one);
-    }
-    Ok(limit_outcome)
-}
-
-async fn check_as_one<'p>(
-    decider: &Decider,
-    questions: &[RegionCheck<'p, '_>],
-) -> Result<SourcedDecision<'p>, Refusal> {
-    decider.check_all(questions).await.map_err(|_| too_many(questions.len()))
 }
 
 fn too_many(limits: usize) -> Refusal {
@@ -514,109 +323,52 @@ fn too_many(limits: usize) -> Refusal {
     ))
 }
 
-/// Charges the enforced limits: all of them, or none.
-async fn charge<'p>(
-    shared: &Shared,
-    plans: &[DescriptorPlan<'p>],
-    envoy_decision: &mut EnvoyDecision<'p>,
-) -> Result<(), Refusal> {
-    let charged = || {
-        plans.iter().enumerate().filter_map(|(at, plan)| match plan {
-            DescriptorPlan::Check(limited) if limited.is_charged() => Some((at, &limited.question)),
-            _ => None,
-        })
-    };
-    let questions: Vec<RegionCheck<'p, 'p>> = charged().map(|(_, question)| question.clone()).collect();
-    if questions.is_empty() {
-        return Ok(());
-    }
-    let decided = check_as_one(&shared.decider, &questions).await?;
-    for ((at, _), outcome) in charged().zip(decided.decision.outcomes()) {
-        envoy_decision.outcomes[at] = Some(*outcome);
-    }
-    envoy_decision.add_decision(shared, &decided);
-    Ok(())
-}
-
-/// Handles limits that decide nothing: shadow mode, refunds, and those that a denial left without a
-/// check.
-async fn rest<'p>(
-    decider: &Decider,
-    plans: &[DescriptorPlan<'p>],
-    envoy_decision: &mut EnvoyDecision<'p>,
-) -> Result<(), Refusal> {
-    for (at, plan) in plans.iter().enumerate() {
-        let DescriptorPlan::Check(planned) = plan else { continue };
-        let limit_outcome = match planned.part {
-            LimitRole::Shadow if envoy_decision.allowed => judge(decider, planned).await?,
-            LimitRole::Refund => {
-                decider.refund(&planned.question);
-                check_as_one(decider, &[planned.costing(0)]).await?
-            }
-            _ if envoy_decision.outcomes[at].is_none() => {
-                check_as_one(decider, &[planned.costing(0)]).await?
-            }
-            _ => continue,
-        };
-        envoy_decision.outcomes[at] = limit_outcome.decision.outcomes().first().copied();
-    }
-    Ok(())
-}
-
-impl<'p> EnvoyDecision<'p> {
-    /// Adds a decision. The response headers describe a denial rather than passed limits, and
-    /// charged limits rather than limits that were only read.
-    fn add_decision(&mut self, shared: &Shared, decided: &SourcedDecision<'_>) {
-        let denies = !decided.decision.is_allowed();
-        if denies || self.allowed {
-            self.response_headers = fields(shared, &decided.decision);
-        }
-        self.allowed &= !denies;
-        self.source = self.source.worse(decided.source);
-    }
-
-    /// The same of a decision on the one limit of a descriptor.
-    fn note_at(&mut self, shared: &Shared, at: usize, decided: &SourcedDecision<'p>) {
-        self.outcomes[at] = decided.decision.outcomes().first().copied();
-        self.add_decision(shared, decided);
-    }
-}
-
 fn fields(shared: &Shared, decision: &Decision<'_>) -> Vec<HeaderValue> {
     let field = |(name, value): (http::HeaderName, http::HeaderValue)| HeaderValue {
         key: name.as_str().to_owned(),
         value: value.to_str().unwrap_or_default().to_owned(),
         raw_value: Vec::new(),
     };
-    headers(decision, shared.decider.limiter.wall_us(), shared.reset).into_iter().map(field).collect()
+    headers(decision, shared.decider.limiter.wall_us(), shared.protocol.reset)
+        .into_iter()
+        .map(field)
+        .collect()
 }
 
-fn respond(plans: &[DescriptorPlan<'_>], envoy_decision: EnvoyDecision<'_>) -> RateLimitResponse {
-    let statuses =
-        plans.iter().zip(&envoy_decision.outcomes).map(|(plan, outcome)| status(plan, outcome.as_ref()));
+fn respond(shared: &Shared, plan: &Plan<'_>, decision: &RequestDecision<'_>) -> RateLimitResponse {
+    let mut checked = plan.checks.iter().zip(&decision.outcomes);
+    let statuses = plan.descriptors.iter().map(|plan| match plan {
+        DescriptorPlan::Free => passed(0),
+        DescriptorPlan::Unlimited => passed(u32::MAX),
+        DescriptorPlan::Limited(limit) => match checked.next() {
+            Some((planned, Some(outcome))) => status(*limit, planned.role, outcome),
+            _ => passed(0),
+        },
+    });
     RateLimitResponse {
-        overall_code: code(envoy_decision.allowed),
+        overall_code: code(decision.is_allowed()),
         statuses: statuses.collect(),
-        response_headers_to_add: envoy_decision.response_headers,
+        response_headers_to_add: decision.headline.iter().flat_map(|it| fields(shared, it)).collect(),
         ..RateLimitResponse::default()
     }
 }
 
-fn status(plan: &DescriptorPlan<'_>, outcome: Option<&LimitOutcome<'_>>) -> DescriptorStatus {
-    let (DescriptorPlan::Check(limited), Some(outcome)) = (plan, outcome) else {
-        let limit_remaining = if matches!(plan, DescriptorPlan::Unlimited) { u32::MAX } else { 0 };
-        return DescriptorStatus { code: code(true), limit_remaining, ..DescriptorStatus::default() };
-    };
-    let allowed = outcome.is_allowed() || matches!(limited.part, LimitRole::Shadow | LimitRole::Refund);
+/// Returns the status of a descriptor without a check.
+fn passed(limit_remaining: u32) -> DescriptorStatus {
+    DescriptorStatus { code: code(true), limit_remaining, ..DescriptorStatus::default() }
+}
+
+fn status(limit: DescriptorLimit<'_>, role: CheckRole, outcome: &LimitOutcome<'_>) -> DescriptorStatus {
+    let allowed = outcome.is_allowed() || matches!(role, CheckRole::Shadow | CheckRole::Refund);
     DescriptorStatus {
         code: code(allowed),
         current_limit: Some(RateLimit {
-            name: limited.name.to_owned(),
-            requests_per_unit: limited.requests_per_unit,
-            unit: limited.unit.into(),
+            name: limit.name.to_owned(),
+            requests_per_unit: limit.requests_per_unit,
+            unit: limit.unit.into(),
         }),
         limit_remaining: outcome.remaining(),
-        duration_until_reset: Some(until_reset(limited.unit, outcome)),
+        duration_until_reset: Some(until_reset(limit.unit, outcome)),
         quota: None,
     }
 }
@@ -640,11 +392,10 @@ fn code(allowed: bool) -> i32 {
 }
 
 /// Returns the response to a shed request: it passes.
-fn unlooked(request: &RateLimitRequest) -> RateLimitResponse {
-    let passed = DescriptorStatus { code: code(true), ..DescriptorStatus::default() };
+fn shed_response(request: &RateLimitRequest) -> RateLimitResponse {
     RateLimitResponse {
         overall_code: code(true),
-        statuses: vec![passed; request.descriptors.len()],
+        statuses: vec![passed(0); request.descriptors.len()],
         ..RateLimitResponse::default()
     }
 }

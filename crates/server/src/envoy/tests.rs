@@ -1,6 +1,5 @@
 //! Tests of descriptor files and their decisions, with the examples of envoyproxy/ratelimit.
 
-use std::collections::HashMap;
 use std::slice::from_ref;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -15,7 +14,7 @@ use futures_util::FutureExt as _;
 
 use super::*;
 use crate::auth::TenantIndex;
-use crate::config::Config;
+use crate::fuzzing::small_config;
 
 /// Decides at once: without an origin, a decision never waits.
 fn decided(
@@ -27,9 +26,7 @@ fn decided(
 }
 
 fn shared() -> Shared {
-    let given = HashMap::from([("data_dir".to_owned(), "none".to_owned())]);
-    let mut config = Config::read(&given, None).expect("the defaults are good");
-    Shared::new(&mut config).expect("nothing is read")
+    Shared::new(&mut small_config(None)).expect("nothing is read")
 }
 
 fn parsed(text: &str, shared: &Shared) -> Result<Descriptors, Vec<String>> {
@@ -42,7 +39,7 @@ fn parsed(text: &str, shared: &Shared) -> Result<Descriptors, Vec<String>> {
 fn server(text: &str) -> Shared {
     let shared = shared();
     let descriptors = parsed(text, &shared).expect("a good file");
-    shared.descriptors.store(std::sync::Arc::new(descriptors));
+    shared.rules.descriptors.store(std::sync::Arc::new(descriptors));
     shared
 }
 

@@ -50,7 +50,7 @@ pub(super) fn begun(
 pub(super) fn principal(shared: &Shared, headers: &HeaderMap) -> Result<Principal, Status> {
     let authorization = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
     let unknown = || Status::unauthenticated("authorization: no `Bearer` token that this server knows");
-    shared.of_authorization(authorization).ok_or_else(unknown)
+    shared.credentials.of_authorization(authorization).ok_or_else(unknown)
 }
 
 /// Serves one call of a tenant.
@@ -59,7 +59,7 @@ pub(super) async fn should_rate_limit(
     tenant: TenantIndex,
     body: Incoming,
 ) -> Response<Reply> {
-    let message = match read_in_time(body, shared.patience.request).await {
+    let message = match read_in_time(body, shared.protocol.client_timeouts.request).await {
         Ok(message) => message,
         Err(status) => return status.into_http(),
     };
@@ -68,7 +68,7 @@ pub(super) async fn should_rate_limit(
         Ok(response) => respond(&response),
         Err(status) => status.into_http(),
     };
-    shared.metrics.took(Surface::Envoy, started.taken(), 1);
+    shared.telemetry.metrics.took(Surface::Envoy, started.taken(), 1);
     answer
 }
 

@@ -73,8 +73,8 @@ pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let (stop, patience) = (context.stop.clone(), context.shared.patience);
-    let metrics = Arc::clone(&context.shared.metrics);
+    let (stop, patience) = (context.stop.clone(), context.shared.protocol.client_timeouts);
+    let metrics = Arc::clone(&context.shared.telemetry.metrics);
     // All calls of this connection share it, on this thread.
     let calls = Rc::new(Connection::new(context));
     let service = service_fn(|request| answer(Call::begin(Rc::clone(&calls)), request));
@@ -125,7 +125,7 @@ async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply
 
 async fn answer_beside(context: &Context, request: Request<Incoming>) -> Response<Reply> {
     let path = request.uri().path().to_owned();
-    let request = request.map(|body| TimedBody::new(body, context.shared.patience.request));
+    let request = request.map(|body| TimedBody::new(body, context.shared.protocol.client_timeouts.request));
     let answered = match path.split('/').nth(1).unwrap_or_default() {
         // Load balancers have no token.
         health::SERVICE => Ok(health::answer(context.stop.clone(), request).await),

@@ -7,10 +7,12 @@ use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
 use http_body_util::Full;
 use serde::{Deserialize, Serialize};
+use tidegate::LIMITS_PER_CHECK_MAX;
 use tidegate::headers::PROBLEM_CONTENT_TYPE;
 use utoipa::ToSchema;
 
 use crate::auth::Role;
+use crate::pipeline::rules::RulesError;
 
 /// A complete response.
 pub(crate) type HttpResponse = Response<Full<Bytes>>;
@@ -139,6 +141,19 @@ impl Problem {
     pub(crate) fn with_field(mut self, name: HeaderName, value: HeaderValue) -> Self {
         self.field = Some((name, value));
         self
+    }
+}
+
+impl From<RulesError> for Problem {
+    fn from(error: RulesError) -> Self {
+        match error {
+            RulesError::Shed(_) => Self::overloaded(),
+            // The author of the rules has to correct them.
+            RulesError::TooManyRules { rules } => Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("rules: {rules} apply to this request, at most {LIMITS_PER_CHECK_MAX} may"),
+            ),
+        }
     }
 }
 

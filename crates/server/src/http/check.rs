@@ -9,9 +9,9 @@ use ::http::StatusCode;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
-use tidegate::{Outcome, Retry};
+use tidegate::{Decision, Outcome, Retry};
 use tidegate_record::timestamp;
-use tidegate_rules::{ADDRESS, Class, DIMENSIONS_MAX, Dimensions, DimensionsError};
+use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError};
 use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
@@ -19,8 +19,8 @@ use super::object::Object;
 use super::{HttpRequest, HttpResponse, Problem, json, read_json, text};
 use crate::auth::Role;
 use crate::metrics::{DecisionSource, Surface};
+use crate::pipeline::rules::{MatchedRule, RulesDecision, RulesError};
 use crate::reason::DecisionReason;
-use crate::rules::{AppliedRule, RuleOutcome, RulesDecision, RulesError};
 
 /// Names and values, as they come.
 type Pairs<'b> = Vec<(Cow<'b, str>, Cow<'b, str>)>;
@@ -138,12 +138,11 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     }
     let dimensions = known_by(request.dimensions).map_err(|error| Problem::bad_request(error.to_string()))?;
     let rules = req.shared.rules.load();
-    let case = rules.match_request(req.shared, principal.tenant, &dimensions);
-    match case.decide(req.shared, Surface::Check, request.cost).await {
+    let matched = rules.match_request(req.shared, principal.tenant, &dimensions);
+    match matched.decide(req.shared, Surface::Check, request.cost).await {
         Ok(rules_decision) => Ok(respond(req, &rules_decision, request.deny_status)),
-        Err(RulesError::Shed { class: Class::Comfort }) => Ok(shed(rules.set().version())),
-        Err(RulesError::Shed { .. }) => Err(Problem::overloaded()),
-        Err(RulesError::TooManyRules { rules }) => Err(too_many(rules)),
+        Err(RulesError::Shed(shed)) if shed.is_allowed() => Ok(shed_answer(rules.set().version())),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -217,33 +216,28 @@ where
     deserializer.deserialize_map(Visit(PhantomData))
 }
 
-/// Reports that more rules apply than one decision allows. The author of the rules has to correct
-/// them.
-pub(super) fn too_many(rules: usize) -> Problem {
-    let most = tidegate::LIMITS_PER_CHECK_MAX;
-    Problem::new(
-        StatusCode::INTERNAL_SERVER_ERROR,
-        format!("rules: {rules} apply to this request, at most {most} may"),
-    )
-}
-
-fn respond(req: &HttpRequest<'_>, rules_decision: &RulesDecision<'_>, deny_status: u16) -> HttpResponse {
-    let decision = &rules_decision.decision;
-    let refuse = !decision.is_allowed() && deny_status == 429;
-    let mut answer = if refuse {
-        text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(rules_decision))
-    } else {
-        json(StatusCode::OK, &body(rules_decision))
+fn respond(
+    req: &HttpRequest<'_>,
+    rules_decision: &RulesDecision<'_, '_, '_>,
+    deny_status: u16,
+) -> HttpResponse {
+    let body = body(rules_decision);
+    let mut answer = match &rules_decision.decision.headline {
+        Some(denial) if !denial.is_allowed() && deny_status == 429 => {
+            text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(&body, denial))
+        }
+        _ => json(StatusCode::OK, &body),
     };
-    req.set_decision_headers(&mut answer, decision, rules_decision.source);
+    let wall_us = req.shared.decider.limiter.wall_us();
+    req.set_decision_headers(&mut answer, &rules_decision.decision, wall_us);
     answer
 }
 
 /// Returns a problem that also has the members of the answer, as RFC 9457 allows. So a client that
 /// asked for a 429 gets the complete answer.
-fn problem_with(rules_decision: &RulesDecision<'_>) -> String {
-    let problem = problem_body(&rules_decision.decision);
-    let answer = serde_json::to_string(&body(rules_decision)).unwrap_or_default();
+fn problem_with(answer: &CheckAnswer<'_>, denial: &Decision<'_>) -> String {
+    let problem = problem_body(denial);
+    let answer = serde_json::to_string(answer).unwrap_or_default();
     // Two objects without a member in common: the members of one follow those of the other.
     match (problem.strip_suffix('}'), answer.strip_prefix('{')) {
         (Some(problem), Some(answer)) => format!("{problem},{answer}"),
@@ -251,33 +245,26 @@ fn problem_with(rules_decision: &RulesDecision<'_>) -> String {
     }
 }
 
-fn body<'r>(rules_decision: &'r RulesDecision<'_>) -> CheckAnswer<'r> {
-    let enforced = rules_decision
-        .enforced
-        .iter()
-        .zip(rules_decision.decision.outcomes())
-        .map(|(applied, outcome)| rule_answer(*applied, outcome));
-    let shadows =
-        rules_decision.shadows.iter().map(|RuleOutcome { applied, outcome }| rule_answer(*applied, outcome));
+fn body<'r>(rules_decision: &'r RulesDecision<'_, '_, '_>) -> CheckAnswer<'r> {
+    let decision = &rules_decision.decision;
+    let denied_by = decision.headline.as_ref().and_then(Decision::denied_by);
     CheckAnswer {
-        decision: if rules_decision.decision.is_allowed() { "allow" } else { "deny" },
-        denied_by: rules_decision.decision.denied_by().map(|outcome| outcome.gate().name()),
-        rules_version: rules_decision.version,
-        source: rules_decision.source.as_str(),
-        reason: rules_decision.reason().as_str(),
+        decision: if decision.is_allowed() { "allow" } else { "deny" },
+        denied_by: denied_by.map(|outcome| outcome.gate().name()),
+        rules_version: rules_decision.version(),
+        source: decision.source.as_str(),
+        reason: decision.reason.as_str(),
         block: rules_decision.block().map(|block| BlockAnswer {
             id: block.id,
             until: timestamp(block.expires_ms),
             until_ms: block.expires_ms,
         }),
-        rules: enforced.chain(shadows).collect(),
+        rules: rules_decision.rules().map(|(matched, outcome)| rule_answer(matched, outcome)).collect(),
     }
 }
 
-fn rule_answer<'r>(
-    AppliedRule { rule, terms, bound, .. }: AppliedRule<'r>,
-    outcome: &Outcome<'_>,
-) -> RuleAnswer<'r> {
+fn rule_answer<'r>(matched: &'r MatchedRule<'_, '_>, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
+    let MatchedRule { rule, terms, bound, .. } = matched;
     let verdict = outcome.verdict();
     let retry = verdict.retry();
     RuleAnswer {
@@ -295,12 +282,12 @@ fn rule_answer<'r>(
         reset_after_ms: verdict.reset_after_us().div_ceil(1_000),
         retry_after_ms: retry.and_then(Retry::after_us).map(|us| us.div_ceil(1_000)),
         never: retry.is_some_and(|retry| retry.after_us().is_none()),
-        bound,
+        bound: *bound,
     }
 }
 
 /// Comfort checks pass when there is no time for them.
-fn shed(version: &str) -> HttpResponse {
+fn shed_answer(version: &str) -> HttpResponse {
     let body = CheckAnswer {
         decision: "allow",
         denied_by: None,

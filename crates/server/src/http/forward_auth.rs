@@ -9,18 +9,19 @@ use std::sync::Once;
 
 use ::http::{HeaderMap, Response, StatusCode};
 use serde::{Deserialize, Serialize};
+use tidegate::Decision;
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
-use tidegate_rules::{ADDRESS, Class, Dimensions, DimensionsError, HEADER_PREFIX};
+use tidegate_rules::{ADDRESS, Dimensions, DimensionsError, HEADER_PREFIX};
 use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
-use super::check::too_many;
 use super::path::normal_path;
 use super::{HttpRequest, HttpResponse, Problem, text};
 use crate::address;
 use crate::auth::Role;
 use crate::metrics::Surface;
-use crate::rules::{RulesDecision, RulesError};
+use crate::pipeline::RequestDecision;
+use crate::pipeline::rules::RulesError;
 
 /// A property of the original request, and the header fields that may carry it. Traefik and Caddy
 /// send the first; configurations of nginx commonly use the others.
@@ -91,12 +92,11 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     let deny_status = deny_status(req.parts.uri.query())?;
     let rules = req.shared.rules.load();
     let request = describe(req, rules.dimensions_used(principal.tenant))?;
-    let case = rules.match_request(req.shared, principal.tenant, &request);
-    match case.decide(req.shared, Surface::ForwardAuth, 1).await {
-        Ok(rules_decision) => Ok(respond(req, &rules_decision, deny_status)),
-        Err(RulesError::Shed { class: Class::Comfort }) => Ok(Response::default()),
-        Err(RulesError::Shed { .. }) => Err(Problem::overloaded()),
-        Err(RulesError::TooManyRules { rules }) => Err(too_many(rules)),
+    let matched = rules.match_request(req.shared, principal.tenant, &request);
+    match matched.decide(req.shared, Surface::ForwardAuth, 1).await {
+        Ok(rules_decision) => Ok(respond(req, &rules_decision.decision, deny_status)),
+        Err(RulesError::Shed(shed)) if shed.is_allowed() => Ok(Response::default()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -198,7 +198,7 @@ fn client_address(req: &HttpRequest<'_>) -> IpAddr {
     static UNTRUSTED: Once = Once::new();
     static SILENT: Once = Once::new();
     let (peer, headers) = (req.peer.ip(), &req.parts.headers);
-    match (address::is_trusted(peer, &req.shared.trusted_proxies), address::is_forwarded(headers)) {
+    match (address::is_trusted(peer, &req.shared.protocol.trusted_proxies), address::is_forwarded(headers)) {
         (false, _) => UNTRUSTED.call_once(|| {
             tracing::warn!(%peer, "forward-auth is asked by a peer that is not among trusted_proxies: all its \
                  clients count as one address, its own. Add it to trusted_proxies");
@@ -209,20 +209,17 @@ fn client_address(req: &HttpRequest<'_>) -> IpAddr {
         }),
         (true, true) => {}
     }
-    address::client(peer, headers, &req.shared.trusted_proxies)
+    address::client(peer, headers, &req.shared.protocol.trusted_proxies)
 }
 
-fn respond(
-    req: &HttpRequest<'_>,
-    rules_decision: &RulesDecision<'_>,
-    deny_status: StatusCode,
-) -> HttpResponse {
-    let mut answer = if rules_decision.decision.is_allowed() {
-        Response::default()
-    } else {
-        text(deny_status, PROBLEM_CONTENT_TYPE, denial(rules_decision, deny_status))
+fn respond(req: &HttpRequest<'_>, decision: &RequestDecision<'_>, deny_status: StatusCode) -> HttpResponse {
+    let mut answer = match &decision.headline {
+        Some(denied) if !denied.is_allowed() => {
+            text(deny_status, PROBLEM_CONTENT_TYPE, denial(denied, deny_status))
+        }
+        _ => Response::default(),
     };
-    req.set_decision_headers(&mut answer, &rules_decision.decision, rules_decision.source);
+    req.set_decision_headers(&mut answer, decision, req.shared.decider.limiter.wall_us());
     answer
 }
 
@@ -238,8 +235,8 @@ struct QuotaExceeded {
 }
 
 /// The problem of a 429, with the status that is really sent.
-fn denial(rules_decision: &RulesDecision<'_>, status: StatusCode) -> String {
-    let body = problem_body(&rules_decision.decision);
+fn denial(decision: &Decision<'_>, status: StatusCode) -> String {
+    let body = problem_body(decision);
     let problem = serde_json::from_str::<QuotaExceeded>(&body);
     let respond = problem.and_then(|mut problem| {
         problem.status = status.as_u16();
@@ -250,7 +247,6 @@ fn denial(rules_decision: &RulesDecision<'_>, status: StatusCode) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::net::SocketAddr;
     use std::sync::Arc;
     use std::time::Duration;
@@ -262,7 +258,7 @@ mod tests {
     use tidegate_rules::RuleSet;
 
     use super::*;
-    use crate::config::Config;
+    use crate::fuzzing::small_config;
     use crate::load;
     use crate::rules::ActiveRules;
     use crate::shared::Shared;
@@ -270,10 +266,7 @@ mod tests {
     type Fields<'f> = &'f [(&'f str, &'f str)];
 
     fn server(rules: &str) -> Shared {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let shared = Shared::new(&mut Config::read(&given, None).expect("good")).expect("fits");
+        let shared = Shared::new(&mut small_config(None)).expect("fits");
         let set = RuleSet::parse(rules).expect("good rules");
         let rules = ActiveRules::new(set, &shared).expect("fits");
         shared.rules.store(Arc::new(rules));

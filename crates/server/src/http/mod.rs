@@ -25,13 +25,13 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tidegate::Decision;
 use tidegate::headers::set_headers;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::auth::{Caller, Principal, Role};
-use crate::metrics::{DecisionSource, Stopwatch, Surface};
+use crate::metrics::{Stopwatch, Surface};
 use crate::pieces::Pieces;
+use crate::pipeline::RequestDecision;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
@@ -66,22 +66,20 @@ impl<'s> HttpRequest<'s> {
         Self { shared, peer, caller, parts, body }
     }
 
-    /// Adds the header fields of a decision.
+    /// Adds the header fields of a decision at `wall_us`, and its source if the server is in a
+    /// region.
     pub(crate) fn set_decision_headers(
         &self,
         answer: &mut HttpResponse,
-        decision: &Decision<'_>,
-        source: DecisionSource,
+        decision: &RequestDecision<'_>,
+        wall_us: u64,
     ) {
-        let Shared { decider, reset, .. } = self.shared;
-        set_headers(answer.headers_mut(), decision, decider.limiter.wall_us(), *reset);
-        self.set_source_header(answer, source);
-    }
-
-    /// Adds the decision source, if the server is in a region.
-    pub(crate) fn set_source_header(&self, answer: &mut HttpResponse, source: DecisionSource) {
-        if self.shared.decider.region.is_some() {
-            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(source.as_str()));
+        let Shared { decider, protocol, .. } = self.shared;
+        if let Some(headline) = &decision.headline {
+            set_headers(answer.headers_mut(), headline, wall_us, protocol.reset);
+        }
+        if decider.region.is_some() {
+            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(decision.source.as_str()));
         }
     }
 
@@ -89,7 +87,7 @@ impl<'s> HttpRequest<'s> {
     /// revoked since the request began must not change anything.
     pub(crate) fn actor(&self) -> Result<String, Problem> {
         let caller = self.caller.as_ref();
-        caller.and_then(|caller| self.shared.actor(caller)).ok_or_else(Problem::unauthorized)
+        caller.and_then(|caller| self.shared.credentials.actor(caller)).ok_or_else(Problem::unauthorized)
     }
 
     /// Whether the server has no tokens, so that all callers are the same.
@@ -136,7 +134,7 @@ where
     let mut finishing = false;
     let ended = woken_by_stop(&context.stop, |task| {
         // The admin listener serves on while the others drain: its own stop comes later.
-        if !finishing && !context.shared.is_ready() && context.stop.is_cancelled() {
+        if !finishing && !context.shared.node.is_ready() && context.stop.is_cancelled() {
             finishing = true;
             connection.as_mut().graceful_shutdown();
         }
@@ -195,7 +193,7 @@ async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
 /// Returns the caller of a request.
 fn caller(shared: &Shared, headers: &HeaderMap) -> Option<Caller> {
     let authorization = headers.get(::http::header::AUTHORIZATION);
-    shared.caller_of(authorization.map(::http::HeaderValue::as_bytes))
+    shared.credentials.caller_of(authorization.map(::http::HeaderValue::as_bytes))
 }
 
 /// Which surface a request is for.
@@ -223,7 +221,7 @@ async fn timed(
 ) -> HttpResponse {
     let started = Stopwatch::start();
     let answer = answer.await;
-    req.shared.metrics.took(surface, started.taken(), 1);
+    req.shared.telemetry.metrics.took(surface, started.taken(), 1);
     answer
 }
 

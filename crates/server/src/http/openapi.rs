@@ -91,7 +91,6 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::net::SocketAddr;
     use std::sync::Arc;
     use std::time::Duration;
@@ -104,8 +103,8 @@ mod tests {
 
     use super::*;
     use crate::auth::TokenHash;
-    use crate::config::Config;
     use crate::envoy::Descriptors;
+    use crate::fuzzing::small_config;
     use crate::http::route;
     use crate::load;
     use crate::rules::ActiveRules;
@@ -126,20 +125,17 @@ mod tests {
     ";
 
     fn server(descriptors: &str) -> Shared {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let token = |role: &str| {
             let hash = TokenHash::of(role.as_bytes());
             format!("[[tokens]]\nname = '{role}'\nrole = '{role}'\nhash = '{hash}'\n")
         };
         let file = [token("client"), token("viewer"), token("operator")].concat();
-        let shared = Shared::new(&mut Config::read(&given, Some(&file)).expect("good")).expect("fits");
+        let shared = Shared::new(&mut small_config(Some(&file))).expect("fits");
         let rules = ActiveRules::new(RuleSet::parse(RULES).expect("good rules"), &shared).expect("fits");
         shared.rules.store(Arc::new(rules));
         if !descriptors.is_empty() {
             let descriptors = Descriptors::parse(descriptors, &shared).expect("good descriptors");
-            shared.descriptors.store(Arc::new(descriptors));
+            shared.rules.descriptors.store(Arc::new(descriptors));
         }
         shared
     }

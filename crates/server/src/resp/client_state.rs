@@ -9,8 +9,9 @@ use super::pending::PendingCheck;
 use super::reply::Protocol;
 use super::request::Trust;
 use super::throttle::Gates;
-use crate::auth::{Principal, TokenHash};
-use crate::metrics::{DecisionSource, Metrics, Outcome, Surface};
+use crate::auth::{Principal, TenantIndex, TokenHash};
+use crate::metrics::Surface;
+use crate::pipeline::{RequestContext, Tally};
 use crate::shared::Shared;
 
 /// Longest name of a client, in bytes. It is stored as long as the connection lasts.
@@ -18,6 +19,14 @@ const NAME_BYTES_MAX: usize = 128;
 
 /// The user that Redis has before any other.
 const DEFAULT_USER: &[u8] = b"default";
+
+/// The class of all checks of Redis clients, because a request does not state one.
+const CLASS: Class = Class::Comfort;
+
+/// Returns the context of a check of a Redis client.
+pub(super) fn context(shared: &Shared, tenant: TenantIndex) -> RequestContext<'_> {
+    RequestContext { shared, tenant, surface: Surface::Resp, class: CLASS }
+}
 
 /// The state of a connection between requests.
 #[derive(Debug)]
@@ -41,8 +50,8 @@ pub(super) struct ClientState {
 impl ClientState {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         static NEXT_ID: AtomicI64 = AtomicI64::new(1);
-        let generation = shared.credentials_generation();
-        let principal = shared.principal(None);
+        let generation = shared.credentials.generation();
+        let principal = shared.credentials.principal(None);
         Self {
             shared,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -56,6 +65,11 @@ impl ClientState {
         }
     }
 
+    /// Counts the decisions since the last call in the metrics, and returns their number.
+    pub(super) fn flush_tally(&mut self) -> u64 {
+        self.tally.flush(&self.shared.telemetry.metrics, Surface::Resp, CLASS)
+    }
+
     pub(super) fn trust(&self) -> Trust {
         if self.principal.is_some() { Trust::Known } else { Trust::Stranger }
     }
@@ -63,7 +77,7 @@ impl ClientState {
     /// Authenticates by `token`, and returns whether it is known. The user name has no meaning
     /// beside the token, but an open server has one user only.
     pub(super) fn authenticate(&mut self, user: &[u8], token: &[u8]) -> bool {
-        let is_open = self.shared.credentials().is_open();
+        let is_open = self.shared.credentials.load().is_open();
         if is_open && user != DEFAULT_USER {
             return false;
         }
@@ -79,14 +93,14 @@ impl ClientState {
     /// principal is valid only as long as its token.
     pub(super) fn look_again(&mut self) {
         let has_ended = self.shown.expires_ms.is_some_and(|at_ms| at_ms <= self.shared.now_ms());
-        if has_ended || self.shown.generation != self.shared.credentials_generation() {
+        if has_ended || self.shown.generation != self.shared.credentials.generation() {
             self.become_holder(ShownToken { token: self.shown.token, ..ShownToken::default() });
         }
     }
 
     fn become_holder(&mut self, shown: ShownToken) {
         // Read before the credentials, so that a change in between is noticed the next time.
-        let generation = self.shared.credentials_generation();
+        let generation = self.shared.credentials.generation();
         let (principal, expires_ms) = shown.holder(&self.shared).unzip();
         if self.principal != principal {
             self.gates.clear();
@@ -125,7 +139,7 @@ struct ShownToken {
 impl ShownToken {
     /// Returns the present principal of the token, and its expiry.
     fn holder(&self, shared: &Shared) -> Option<(Principal, Option<u64>)> {
-        let found = shared.credentials().holder(self.token.as_ref())?;
+        let found = shared.credentials.load().holder(self.token.as_ref())?;
         let lasts = found.1.is_none_or(|expires_ms| shared.now_ms() < expires_ms);
         lasts.then_some(found)
     }
@@ -140,39 +154,4 @@ pub(super) fn check_name(name: &[u8]) -> Result<(), String> {
         return Err(format!("ERR client name: {} bytes is outside 0 to {NAME_BYTES_MAX}", name.len()));
     }
     Ok(())
-}
-
-/// Decisions that are counted together, once for each batch.
-#[derive(Debug, Default)]
-pub(super) struct Tally {
-    allowed: [u64; DecisionSource::ALL.len()],
-    denied: [u64; DecisionSource::ALL.len()],
-}
-
-impl Tally {
-    #[inline]
-    pub(super) fn count(&mut self, allowed: bool, source: DecisionSource) {
-        let counts = if allowed { &mut self.allowed } else { &mut self.denied };
-        counts[source as usize] += 1;
-    }
-
-    /// Counts a check that was shed, and therefore passed.
-    pub(super) fn shed(&mut self) {
-        self.allowed[DecisionSource::Shed as usize] += 1;
-    }
-
-    /// Hands the counts on; how many there were.
-    pub(super) fn flush(&mut self, metrics: &Metrics) -> u64 {
-        let counts = std::mem::take(self);
-        let mut total = 0;
-        for (outcome, counts) in [(Outcome::Allowed, counts.allowed), (Outcome::Denied, counts.denied)] {
-            for (source, n) in DecisionSource::ALL.iter().zip(counts) {
-                if n > 0 {
-                    metrics.decided(Surface::Resp, Class::Comfort, outcome, *source, n);
-                    total += n;
-                }
-            }
-        }
-        total
-    }
 }

@@ -269,7 +269,7 @@ pub(super) fn help(reply: &mut Reply<'_>, of: &str, subcommands: &[&str]) {
 fn write_all_commands(reply: &mut Reply<'_>) {
     reply.array(COMMANDS.len());
     for command in COMMANDS {
-        command.tell(reply);
+        command.describe(reply);
     }
 }
 
@@ -280,7 +280,7 @@ fn write_named_commands(request: &Request<'_>, reply: &mut Reply<'_>) {
     reply.array(request.len() - 2);
     for name in request.from(2) {
         match find(name) {
-            Some(command) => command.tell(reply),
+            Some(command) => command.describe(reply),
             None => reply.null(),
         }
     }
@@ -299,7 +299,7 @@ fn document_some(request: &Request<'_>, reply: &mut Reply<'_>) {
 }
 
 impl Command {
-    fn tell(&self, reply: &mut Reply<'_>) {
+    fn describe(&self, reply: &mut Reply<'_>) {
         reply.array(10);
         reply.bulk(self.name.as_bytes());
         reply.integer(self.arity);

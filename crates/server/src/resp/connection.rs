@@ -57,7 +57,7 @@ pub(super) fn reset(client_state: &mut ClientState, _: &Request<'_>, reply: &mut
 /// `AUTH [user] token`.
 pub(super) fn auth(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     let (user, token) = match (request.len(), request.get(1), request.get(2)) {
-        (2, ..) if client_state.shared.credentials().is_open() => {
+        (2, ..) if client_state.shared.credentials.load().is_open() => {
             reply.error(NO_TOKENS);
             return Flow::Continue;
         }
@@ -116,7 +116,7 @@ impl<'r> Hello<'r> {
 /// `HELLO [2 | 3 [AUTH user token] [SETNAME name]]`.
 pub(super) fn hello(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
     match Hello::read(request).and_then(|hello| greet(client_state, &hello)) {
-        Ok(()) => tell(client_state, reply),
+        Ok(()) => describe_server(client_state, reply),
         Err(problem) => reply.error(&problem),
     }
     Flow::Continue
@@ -138,7 +138,7 @@ fn greet(client_state: &mut ClientState, hello: &Hello<'_>) -> Result<(), Vec<u8
     Ok(())
 }
 
-fn tell(client_state: &ClientState, reply: &mut Reply<'_>) {
+fn describe_server(client_state: &ClientState, reply: &mut Reply<'_>) {
     reply.speak(client_state.protocol);
     reply.map(7);
     for (key, value) in [("server", "tidegate"), ("version", REDIS_VERSION)] {

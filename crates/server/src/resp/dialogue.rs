@@ -6,17 +6,14 @@
 
 use std::sync::Arc;
 
-use tidegate::{Check, Outcome, Retry};
-use tidegate_rules::Class;
+use tidegate::{Check, Outcome};
 
-use super::client_state::ClientState;
+use super::client_state::{ClientState, context};
 use super::command::{Flow, dispatch};
-use super::pending::{PendingCheck, PendingReplies, answered};
-use super::record::{ThrottleDecision, outcome as counted};
+use super::pending::{PendingCheck, PendingReplies, all_replies};
 use super::reply::Reply;
 use super::request::{Parser, Trust};
 use super::throttle::{self, Gates};
-use crate::load;
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
 
@@ -48,26 +45,16 @@ pub(super) enum Next {
 pub(super) struct Dialogue {
     parser: Parser,
     client_state: ClientState,
-    again: RequestFinder,
+    index: BatchIndex,
 }
 
-/// Parses requests of a batch again, for the few that need more than their decision.
+/// The requests of a batch, to find the few again that need more than their decision.
 #[derive(Debug, Default)]
-struct RequestFinder {
+struct BatchIndex {
     /// Where the requests of the batch begin.
     starts: Vec<usize>,
     /// Of its own: the other may be in the middle of a request.
     parser: Parser,
-}
-
-impl RequestFinder {
-    /// Returns the key and the cost of a request.
-    fn find<'i>(&'i mut self, input: &'i [u8], at: usize, gates: &Gates) -> Option<(&'i [u8], u64)> {
-        let start = *self.starts.get(at)?;
-        let request = self.parser.parse(input.get(start..)?, Trust::Known).ok()??;
-        let (key, question) = throttle::question(&request, gates)?;
-        Some((key, question.requested_cost()))
-    }
 }
 
 impl Dialogue {
@@ -75,7 +62,7 @@ impl Dialogue {
         Self {
             parser: Parser::default(),
             client_state: ClientState::new(shared),
-            again: RequestFinder::default(),
+            index: BatchIndex::default(),
         }
     }
 
@@ -86,10 +73,9 @@ impl Dialogue {
         let started = Stopwatch::start();
         self.client_state.look_again();
         let answered = self.answer_all(input, out);
-        let metrics = &self.client_state.shared.metrics;
-        let decisions = self.client_state.tally.flush(metrics);
+        let decisions = self.client_state.flush_tally();
         if decisions > 0 {
-            metrics.took(Surface::Resp, started.taken(), decisions);
+            self.client_state.shared.telemetry.metrics.took(Surface::Resp, started.taken(), decisions);
         }
         answered
     }
@@ -102,7 +88,7 @@ impl Dialogue {
         }
         let waiting = std::mem::take(&mut self.client_state.waiting);
         let shared = Arc::clone(&self.client_state.shared);
-        Some(Box::pin(answered(shared, self.client_state.protocol, out.to_vec(), waiting)))
+        Some(Box::pin(all_replies(shared, self.client_state.protocol, out.to_vec(), waiting)))
     }
 
     fn answer_all(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
@@ -137,42 +123,30 @@ impl Dialogue {
         else {
             return 0;
         };
-        if load::sheds(Class::Comfort) {
-            return 0;
-        }
         let mut reply = Reply::new(out, *protocol);
-        let keys = shared.decider.region.is_some().then(Keys::default);
-        self.again.starts.clear();
-        let starts = shared.decision_log.is_some().then_some(&mut self.again.starts);
-        let room = DECISIONS_PER_BATCH_MAX;
-        let mut batch = Batch { parser: &mut self.parser, input, used: 0, room, gates, keys, starts };
-        let mut asked = Vec::new();
-        let mut noted: Vec<(usize, Outcome<'_>)> = Vec::new();
-        shared.decider.limiter.check_each(&mut batch, |at, outcome| {
-            if outcome.verdict().retry() == Some(Retry::AskOrigin) {
-                asked.push((at, reply.len(), outcome.gate()));
-                return;
-            }
-            tally.count(outcome.is_allowed(), shared.decider.source_of(&outcome));
-            throttle::tell(&mut reply, &outcome);
-            if shared.recorder_for(counted(outcome.is_allowed())).is_some() {
-                noted.push((at, outcome));
-            }
-        });
-        for (at, place, gate) in asked {
-            let Some((key, cost)) = batch.keys.as_ref().and_then(|keys| keys.get(at)) else { continue };
-            waiting.push(PendingCheck::new(place, principal.tenant, gate, key, cost));
+        self.index.starts.clear();
+        let is_indexed = shared.decider.region.is_some() || shared.telemetry.decision_log.is_some();
+        let mut batch = Batch {
+            parser: &mut self.parser,
+            input,
+            used: 0,
+            room: DECISIONS_PER_BATCH_MAX,
+            gates,
+            index: &mut self.index,
+            is_indexed,
+        };
+        let mut pending = Vec::new();
+        let answer = |at, outcome: Option<&Outcome<'_>>| match outcome {
+            Some(outcome) => throttle::write_plain(&mut reply, outcome),
+            None => pending.push((at, reply.len())),
+        };
+        context(shared, principal.tenant).decide_each(tally, &mut batch, answer, Batch::find);
+        for (at, place) in pending {
+            let Some((key, check)) = batch.find(at) else { continue };
+            let cost = check.requested_cost();
+            waiting.push(PendingCheck::new(place, principal.tenant, check.gate(), key, cost));
         }
-        let used = batch.used;
-        for (at, limit_outcome) in noted {
-            let Some(decision_log) = &shared.decision_log else { break };
-            let Some((key, cost)) = self.again.find(input, at, gates) else { continue };
-            let (is_allowed, source) = (limit_outcome.is_allowed(), shared.decider.source_of(&limit_outcome));
-            let decided =
-                ThrottleDecision { tenant: principal.tenant, key, cost, is_allowed, limit_outcome, source };
-            decided.record_decision(shared, decision_log.recorder());
-        }
-        used
+        batch.used
     }
 }
 
@@ -183,30 +157,17 @@ struct Batch<'b, 'g> {
     used: usize,
     room: usize,
     gates: &'g Gates,
-    /// The keys of the checks, if the origin may need them.
-    keys: Option<Keys>,
-    /// Where the requests begin, where some of them are to be found again.
-    starts: Option<&'b mut Vec<usize>>,
+    index: &'b mut BatchIndex,
+    /// Whether some of the requests may have to be found again.
+    is_indexed: bool,
 }
 
-/// The keys of checks, one after another, and their costs.
-#[derive(Debug, Default)]
-struct Keys {
-    bytes: Vec<u8>,
-    /// Where each key ends.
-    ends: Vec<(usize, u64)>,
-}
-
-impl Keys {
-    fn push(&mut self, key: &[u8], cost: u64) {
-        self.bytes.extend_from_slice(key);
-        self.ends.push((self.bytes.len(), cost));
-    }
-
-    fn get(&self, at: usize) -> Option<(&[u8], u64)> {
-        let (end, cost) = *self.ends.get(at)?;
-        let start = at.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |(end, _)| *end);
-        Some((self.bytes.get(start..end)?, cost))
+impl<'g> Batch<'_, 'g> {
+    /// Parses a request of the batch again, and returns its key and its check.
+    fn find(&mut self, at: usize) -> Option<(&[u8], Check<'g>)> {
+        let BatchIndex { starts, parser } = &mut *self.index;
+        let request = parser.parse(self.input.get(*starts.get(at)?..)?, Trust::Known).ok()??;
+        throttle::plain_check(&request, self.gates)
     }
 }
 
@@ -220,14 +181,11 @@ impl<'g> Iterator for Batch<'_, 'g> {
         if !throttle::is_meant(&request) {
             return None;
         }
-        let (key, question) = throttle::question(&request, self.gates)?;
-        if let Some(keys) = &mut self.keys {
-            keys.push(key, question.requested_cost());
-        }
-        if let Some(starts) = &mut self.starts {
-            starts.push(self.used);
+        let (_, check) = throttle::plain_check(&request, self.gates)?;
+        if self.is_indexed {
+            self.index.starts.push(self.used);
         }
         self.used += request.used;
-        Some(question)
+        Some(check)
     }
 }

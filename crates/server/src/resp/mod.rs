@@ -12,7 +12,6 @@ mod connection;
 mod dialogue;
 mod info;
 mod pending;
-mod record;
 mod reply;
 mod request;
 mod throttle;
@@ -108,7 +107,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             ready!(self.poll_later(task));
             ready!(self.poll_unsent(task))?;
             // Requests that were read are answered before a stop.
-            if self.closing || !self.stalled && !self.shared.is_ready() {
+            if self.closing || !self.stalled && !self.shared.node.is_ready() {
                 return Pin::new(&mut self.stream).poll_shutdown(task);
             }
             ready!(BUFFERS.with_borrow_mut(|buffers| self.poll_turn(task, buffers)))?;

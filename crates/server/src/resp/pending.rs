@@ -5,20 +5,19 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use tidegate::Gate;
+use tidegate::{Gate, Outcome};
 
-use super::client_state::Tally;
-use super::record::ThrottleDecision;
+use super::client_state::context;
 use super::reply::{Protocol, Reply};
-use super::throttle::{ZeroLimit, answer_with};
+use super::throttle::{ZeroLimit, write_outcome};
 use crate::auth::TenantIndex;
-use crate::metrics::{DecisionSource, Stopwatch, Surface};
+use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
 
 /// A future of replies.
 pub(super) type PendingReplies = Pin<Box<dyn Future<Output = Vec<u8>>>>;
 
-/// A question that waits.
+/// A check that waits for the origin.
 #[derive(Debug)]
 pub(super) struct PendingCheck {
     /// Position of its reply among the known ones, in bytes.
@@ -27,67 +26,48 @@ pub(super) struct PendingCheck {
     gate: Gate,
     key: Box<[u8]>,
     cost: u64,
-    without_room: Option<ZeroLimit>,
+    zero_limit: Option<ZeroLimit>,
 }
 
 impl PendingCheck {
     pub(super) fn new(place: usize, tenant: TenantIndex, gate: &Gate, key: &[u8], cost: u64) -> Self {
-        Self { place, tenant, gate: gate.clone(), key: key.into(), cost, without_room: None }
+        Self { place, tenant, gate: gate.clone(), key: key.into(), cost, zero_limit: None }
     }
 
-    pub(super) fn without_room(self, without_room: Option<ZeroLimit>) -> Self {
-        Self { without_room, ..self }
+    pub(super) fn with_zero_limit(self, zero_limit: Option<ZeroLimit>) -> Self {
+        Self { zero_limit, ..self }
     }
 
-    /// Returns the reply, whether the check passes, and the decision source.
-    async fn answer(&self, shared: &Shared, protocol: Protocol) -> (Vec<u8>, bool, DecisionSource) {
-        let question = self.gate.region_check(&self.key).cost(self.cost);
-        let mut answer = Vec::new();
-        let mut reply = Reply::new(&mut answer, protocol);
-        match shared.decider.check(question).await {
-            Ok((outcome, source)) => {
-                let is_allowed = answer_with(&mut reply, &outcome, self.without_room);
-                let Self { tenant, key, cost, .. } = self;
-                ThrottleDecision {
-                    tenant: *tenant,
-                    key,
-                    cost: *cost,
-                    is_allowed,
-                    limit_outcome: outcome,
-                    source,
-                }
-                .record_if_due(shared);
-                (answer, is_allowed, source)
-            }
-            Err(error) => {
-                reply.error(format!("ERR {error}").as_bytes());
-                (answer, false, DecisionSource::Refused)
-            }
+    async fn reply(&self, shared: &Shared, protocol: Protocol) -> Vec<u8> {
+        let check = self.gate.region_check(&self.key).cost(self.cost);
+        let mut bytes = Vec::new();
+        let mut reply = Reply::new(&mut bytes, protocol);
+        let answer = |outcome: &Outcome<'_>| write_outcome(&mut reply, outcome, self.zero_limit);
+        if let Err(error) = context(shared, self.tenant).decide_later(&self.key, &check, answer).await {
+            reply.error(format!("ERR {error}").as_bytes());
         }
+        bytes
     }
 }
 
 /// Returns the replies in `known`, with those of `waiting` inserted in place.
-pub(super) async fn answered(
+pub(super) async fn all_replies(
     shared: Arc<Shared>,
     protocol: Protocol,
     known: Vec<u8>,
     waiting: Vec<PendingCheck>,
 ) -> Vec<u8> {
     let started = Stopwatch::start();
-    let answers = join_all(waiting.iter().map(|waiting| waiting.answer(&shared, protocol))).await;
-    let mut tally = Tally::default();
-    let mut whole =
-        Vec::with_capacity(known.len() + answers.iter().map(|(bytes, ..)| bytes.len()).sum::<usize>());
+    let replies = join_all(waiting.iter().map(|waiting| waiting.reply(&shared, protocol))).await;
+    let mut whole = Vec::with_capacity(known.len() + replies.iter().map(Vec::len).sum::<usize>());
     let mut copied = 0;
-    for (waiting, (bytes, is_allowed, source)) in waiting.iter().zip(&answers) {
+    for (waiting, reply) in waiting.iter().zip(&replies) {
         whole.extend_from_slice(&known[copied..waiting.place]);
-        whole.extend_from_slice(bytes);
+        whole.extend_from_slice(reply);
         copied = waiting.place;
-        tally.count(*is_allowed, *source);
     }
     whole.extend_from_slice(&known[copied..]);
-    let decisions = tally.flush(&shared.metrics);
-    shared.metrics.took(Surface::Resp, started.taken(), decisions);
+    let decisions = u64::try_from(waiting.len()).unwrap_or(u64::MAX);
+    shared.telemetry.metrics.took(Surface::Resp, started.taken(), decisions);
     whole
 }

@@ -1,6 +1,5 @@
 //! Tests of requests and replies, byte by byte.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use super::dialogue::{Dialogue, Next};
 use super::request::{ARGUMENT_BYTES_MAX, ARGUMENTS_MAX, LINE_BYTES_MAX, ProtocolError, Trust, read_all};
 use super::{READ_BYTES, serve};
 use crate::auth::TokenHash;
-use crate::config::Config;
+use crate::fuzzing::small_config;
 use crate::shared::Shared;
 use crate::worker::Context;
 
@@ -30,10 +29,7 @@ impl Bench {
     }
 
     fn with(file: &str) -> Self {
-        let given = HashMap::from([("memory", "1MB"), ("data_dir", "none"), ("workers", "1")]);
-        let given = given.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        let mut config = Config::read(&given, Some(file)).expect("a good configuration");
-        let clock = Arc::new(ManualClock::new());
+        let (mut config, clock) = (small_config(Some(file)), Arc::new(ManualClock::new()));
         let shared = Arc::new(Shared::on_clock(&mut config, Arc::clone(&clock)).expect("starts"));
         let dialogue = Dialogue::new(Arc::clone(&shared));
         Self { clock, shared, dialogue }
@@ -650,7 +646,7 @@ fn decisions_are_counted_by_batch() {
     let sent = array(&["CL.THROTTLE", "k", "2", "1", "60"]).repeat(5);
     bench.exchange(&sent);
     let mut scrape = String::new();
-    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.registry).expect("text");
+    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.telemetry.registry).expect("text");
     for line in [
         "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"local\"} 3",
         "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"denied\",source=\"local\"} 2",
@@ -671,7 +667,7 @@ fn overloaded_worker_sheds_checks_and_counts_them() {
     crate::load::note(Duration::ZERO);
     assert_eq!(bench.throttle("k 0 1 60"), [1, 1, 0, 60, 60], "nothing was charged meanwhile");
     let mut scrape = String::new();
-    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.registry).expect("text");
+    prometheus_client::encoding::text::encode(&mut scrape, &bench.shared.telemetry.registry).expect("text");
     let line =
         "tidegate_decisions_total{surface=\"resp\",class=\"comfort\",outcome=\"allowed\",source=\"shed\"} 2";
     assert!(scrape.contains(line), "{line} is not in {scrape}");
@@ -809,7 +805,7 @@ fn a_stop_ends_an_idle_connection_after_its_last_answer() {
         let mut answer = [0; 7];
         client.read_exact(&mut answer).await.expect("reads");
         assert_eq!(&answer, b"+PONG\r\n");
-        bench.shared.stop();
+        bench.shared.node.stop();
         stop.cancel();
         let mut rest = Vec::new();
         client.read_to_end(&mut rest).await.expect("reads");

@@ -3,16 +3,14 @@
 
 use std::time::Duration;
 
-use tidegate::{Check, Gate, Limit, Outcome, Retry, Verdict};
-use tidegate_rules::Class;
+use tidegate::{Check, Gate, Limit, Outcome, Verdict};
 
-use super::client_state::ClientState;
+use super::client_state::{ClientState, context};
 use super::command::Flow;
 use super::pending::PendingCheck;
-use super::record::ThrottleDecision;
 use super::reply::Reply;
 use super::request::Request;
-use crate::load;
+use crate::pipeline::{CheckRole, MemoryDecision, PlannedCheck};
 
 /// How many limits a connection keeps ready. Higher: more of them used in turns before they are built anew; more memory
 /// and a longer search for a connection that uses many.
@@ -144,7 +142,7 @@ pub(super) fn is_meant(request: &Request<'_>) -> bool {
 
 /// Returns the check of a request that only needs a decision, if its gate is ready.
 #[inline]
-pub(super) fn question<'r, 'g>(request: &Request<'r>, gates: &'g Gates) -> Option<(&'r [u8], Check<'g>)> {
+pub(super) fn plain_check<'r, 'g>(request: &Request<'r>, gates: &'g Gates) -> Option<(&'r [u8], Check<'g>)> {
     let throttle = Throttle::read(request).ok()?;
     let cost = u64::try_from(throttle.quantity).ok()?;
     // The gate of a burst below zero is only for reading the usage.
@@ -156,8 +154,8 @@ pub(super) fn question<'r, 'g>(request: &Request<'r>, gates: &'g Gates) -> Optio
 
 /// Executes any `CL.THROTTLE` request, also unusual ones.
 pub(super) fn answer(client_state: &mut ClientState, request: &Request<'_>, reply: &mut Reply<'_>) -> Flow {
-    let answered = Throttle::read(request).and_then(|throttle| decide(client_state, &throttle, reply));
-    if let Err(problem) = answered {
+    let decided = Throttle::read(request).and_then(|throttle| decide(client_state, &throttle, reply));
+    if let Err(problem) = decided {
         reply.error(format!("{ERROR_PREFIX}{problem}").as_bytes());
     }
     Flow::Continue
@@ -169,33 +167,32 @@ fn decide(
     reply: &mut Reply<'_>,
 ) -> Result<(), String> {
     let Throttle { key, rate, quantity } = *throttle;
-    let Some(principal) = client_state.principal else { return Ok(()) };
-    let limit = rate.max_burst.saturating_add(1);
-    let tenant = client_state.shared.tenant(principal.tenant);
-    let gate = client_state.gates.get(rate, &tenant.resp)?;
-    if load::sheds(Class::Comfort) {
-        client_state.tally.shed();
-        reply.integers([0, limit, 0, -1, 0]);
+    let ClientState { shared, principal: Some(principal), gates, tally, waiting, .. } = client_state else {
         return Ok(());
-    }
-    let decider = &client_state.shared.decider;
-    if quantity < 0 {
-        decider.refund(&gate.region_check(key).cost(quantity.unsigned_abs()));
-    }
+    };
+    let limit = rate.max_burst.saturating_add(1);
+    let gate = gates.get(rate, &shared.tenant(principal.tenant).resp)?;
     // A limit of zero or less charges nothing.
     let cost = if limit < 1 { 0 } else { u64::try_from(quantity).unwrap_or(0) };
-    let without_room = (limit < 1).then_some(ZeroLimit { limit, quantity });
-    let outcome = decider.limiter.check(gate.key(key).cost(cost));
-    if outcome.verdict().retry() == Some(Retry::AskOrigin) {
-        let waiting = PendingCheck::new(reply.len(), principal.tenant, gate, key, cost);
-        client_state.waiting.push(waiting.without_room(without_room));
-        return Ok(());
+    let check = gate.region_check(key);
+    let planned = if quantity < 0 {
+        PlannedCheck {
+            role: CheckRole::Refund,
+            ..PlannedCheck::enforced(check.cost(quantity.unsigned_abs()))
+        }
+    } else {
+        PlannedCheck::enforced(check.cost(cost))
+    };
+    let zero_limit = (limit < 1).then_some(ZeroLimit { limit, quantity });
+    let answer = |outcome: &Outcome<'_>| write_outcome(reply, outcome, zero_limit);
+    match context(shared, principal.tenant).decide_now(tally, key, &planned, answer) {
+        MemoryDecision::Decided => {}
+        MemoryDecision::Pending => {
+            let pending = PendingCheck::new(reply.len(), principal.tenant, gate, key, cost);
+            waiting.push(pending.with_zero_limit(zero_limit));
+        }
+        MemoryDecision::Shed(_) => reply.integers([0, limit, 0, -1, 0]),
     }
-    let is_allowed = answer_with(reply, &outcome, without_room);
-    let source = decider.source_of(&outcome);
-    client_state.tally.count(is_allowed, source);
-    ThrottleDecision { tenant: principal.tenant, key, cost, is_allowed, limit_outcome: outcome, source }
-        .record_if_due(&client_state.shared);
     Ok(())
 }
 
@@ -206,35 +203,38 @@ pub(super) struct ZeroLimit {
     quantity: i64,
 }
 
-/// Writes the decision. Returns whether the check passes.
-pub(super) fn answer_with(
+/// Writes the outcome of a check. Returns whether it passes.
+pub(super) fn write_outcome(
     reply: &mut Reply<'_>,
     outcome: &Outcome<'_>,
-    without_room: Option<ZeroLimit>,
+    zero_limit: Option<ZeroLimit>,
 ) -> bool {
-    let Some(ZeroLimit { limit, quantity }) = without_room else {
-        tell(reply, outcome);
+    let Some(zero_limit) = zero_limit else {
+        write_plain(reply, outcome);
         return outcome.is_allowed();
     };
-    let numbers = self::without_room(limit, quantity, outcome.verdict().reset_after_us());
+    let numbers = zero_limit.numbers(outcome.verdict().reset_after_us());
     reply.integers(numbers);
     numbers[0] == 0
 }
 
-/// Returns the reply under a limit of zero or less. Only a quantity of 0 or less passes, if the
-/// limit is 0 and the meter is empty.
-fn without_room(limit: i64, quantity: i64, reset_after_us: u64) -> [i64; 5] {
-    let reset = seconds(reset_after_us);
-    match (limit, quantity <= 0) {
-        (0, true) if reset_after_us == 0 => [0, limit, 0, -1, 0],
-        (0, true) => [1, limit, 0, reset, reset],
-        _ => [1, limit, 0, -1, reset],
+impl ZeroLimit {
+    /// Returns the reply. Only a quantity of 0 or less passes, if the limit is 0 and the meter is
+    /// empty.
+    fn numbers(self, reset_after_us: u64) -> [i64; 5] {
+        let Self { limit, quantity } = self;
+        let reset = seconds(reset_after_us);
+        match (limit, quantity <= 0) {
+            (0, true) if reset_after_us == 0 => [0, limit, 0, -1, 0],
+            (0, true) => [1, limit, 0, reset, reset],
+            _ => [1, limit, 0, -1, reset],
+        }
     }
 }
 
-/// Writes the decision.
+/// Writes the outcome of a plain check.
 #[inline]
-pub(super) fn tell(reply: &mut Reply<'_>, outcome: &Outcome<'_>) {
+pub(super) fn write_plain(reply: &mut Reply<'_>, outcome: &Outcome<'_>) {
     let limit = i64::from(outcome.gate().limit().burst());
     let numbers = match outcome.verdict() {
         Verdict::Allow { remaining, reset_after_us } => {

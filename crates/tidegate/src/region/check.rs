@@ -136,13 +136,13 @@ impl Gate {
     /// Makes a check of one unit on `key` in a region. By default, the key is also the placement.
     pub fn region_check<'g, 'k>(&'g self, key: &'k (impl AsRef<[u8]> + ?Sized)) -> RegionCheck<'g, 'k> {
         let key = key.as_ref();
-        RegionCheck { ask: self.key(key), key: Cow::Borrowed(key), placement: None }
+        RegionCheck { node_check: self.key(key), key: Cow::Borrowed(key), placement: None }
     }
 
     /// The same on a key of several parts.
     pub fn region_check_of<'g, 'k>(&'g self, parts: &[&[u8]]) -> RegionCheck<'g, 'k> {
         let key = join_parts(parts);
-        RegionCheck { ask: self.key(&key), key: Cow::Owned(key), placement: None }
+        RegionCheck { node_check: self.key(&key), key: Cow::Owned(key), placement: None }
     }
 
     /// Whether its meters are at an origin.
@@ -154,7 +154,7 @@ impl Gate {
 /// A check that the origin can decide too: it includes the full key.
 #[derive(Clone, Debug)]
 pub struct RegionCheck<'g, 'k> {
-    pub(super) ask: Check<'g>,
+    pub(super) node_check: Check<'g>,
     key: Cow<'k, [u8]>,
     placement: Option<&'k [u8]>,
 }
@@ -162,7 +162,7 @@ pub struct RegionCheck<'g, 'k> {
 impl<'g> From<Check<'g>> for RegionCheck<'g, '_> {
     /// Makes a check that only this node decides, on a gate without an origin.
     fn from(check: Check<'g>) -> Self {
-        Self { ask: check, key: Cow::Borrowed(&[]), placement: None }
+        Self { node_check: check, key: Cow::Borrowed(&[]), placement: None }
     }
 }
 
@@ -170,7 +170,7 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
     /// Returns the same check with another cost. A cost of 0 reads the meter and changes nothing.
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
-        Self { ask: self.ask.cost(cost), ..self }
+        Self { node_check: self.node_check.cost(cost), ..self }
     }
 
     /// Sets the placement of the meter. One call decides all limits of a request that have the same
@@ -181,8 +181,8 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
     }
 
     /// Returns the check as the memory of this node decides it.
-    pub fn ask(&self) -> Check<'g> {
-        self.ask
+    pub fn node_check(&self) -> Check<'g> {
+        self.node_check
     }
 
     /// Returns the partition of its meter.
@@ -196,7 +196,7 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
     /// If the gate has no origin: the caller used the wrong gate.
     #[expect(clippy::panic, reason = "without an origin the limit would count for this node alone")]
     pub(super) fn origin_limit(&self) -> &'g OriginLimit {
-        let gate = self.ask.gate();
+        let gate = self.node_check.gate();
         let Some(origin_limit) = gate.origin_limit() else {
             panic!("gate {:?} has no origin: create it with `Region::gate_with`", gate.name())
         };
@@ -205,7 +205,7 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
 
     /// Returns the meter and the cost in full, for the origin.
     pub(super) fn charge(&self) -> Charge {
-        let (gate, origin_limit) = (self.ask.gate(), self.origin_limit());
+        let (gate, origin_limit) = (self.node_check.gate(), self.origin_limit());
         let mut key = origin_limit.prefix.to_vec();
         key.extend_from_slice(&self.key);
         let meter = MeterRef {
@@ -213,9 +213,9 @@ impl<'g, 'k> RegionCheck<'g, 'k> {
             limit: *gate.limit(),
             terms: origin_limit.terms(gate.limit()),
             space: gate.space(),
-            digest: self.ask.digest,
+            digest: self.node_check.digest,
         };
-        Charge { meter, cost: self.ask.cost }
+        Charge { meter, cost: self.node_check.cost }
     }
 
     pub(super) fn key(&self) -> &[u8] {

@@ -60,12 +60,12 @@ impl Region {
 
     /// Returns the substitute of a limit: the node share, or the coarse meter of its tenant.
     fn substitute(&self, check: &RegionCheck<'_, '_>) -> Gate {
-        let (gate, origin_limit) = (check.ask.gate(), check.origin_limit());
+        let (gate, origin_limit) = (check.node_check.gate(), check.origin_limit());
         if origin_limit.policy.without_origin() == DecisionSource::Open {
             return origin_limit.open.clone();
         }
         let FallbackState { processes, remaining: left } =
-            self.driver.fallback_state(check.partition(), check.ask.digest);
+            self.driver.fallback_state(check.partition(), check.node_check.digest);
         // While regions cannot exchange their usage, each spends only its regional share.
         let (limit, left) = match origin_limit.global() {
             Some(layout) => (layout.part(gate.limit()), left.map(|left| layout.share_of(left))),
@@ -82,14 +82,14 @@ impl Region {
 
 fn substitute_check<'s>(check: &RegionCheck<'_, '_>, gate: &'s Gate) -> Check<'s> {
     let is_open = check.origin_limit().policy.without_origin() == DecisionSource::Open;
-    gate.key(if is_open { b"" } else { check.key() }).cost(check.ask.cost)
+    gate.key(if is_open { b"" } else { check.key() }).cost(check.node_check.cost)
 }
 
 /// Returns the outcomes of substitutes as those of the original limits.
 fn as_checked<'g>(checks: &[&RegionCheck<'g, '_>], alone: &Decision<'_>) -> Decision<'g> {
     let outcomes = checks.iter().zip(alone.outcomes()).map(|(check, outcome)| {
         let (verdict, source) = (outcome.verdict(), outcome.source());
-        Outcome::new(check.ask.gate(), tidegate_core::CheckOutcome { verdict, source })
+        Outcome::new(check.node_check.gate(), tidegate_core::CheckOutcome { verdict, source })
     });
     Decision { outcomes: Outcomes::Many(outcomes.collect()), decided: alone.decided }
 }
@@ -99,7 +99,7 @@ pub(super) fn closed<'g>(checks: &[&RegionCheck<'g, '_>]) -> Decision<'g> {
     let verdict =
         Verdict::Deny { remaining: 0, reset_after_us: CLOSED_RETRY_US, retry: Retry::After(CLOSED_RETRY_US) };
     let closed = tidegate_core::CheckOutcome { verdict, source: tidegate_core::DecidingMeter::Own };
-    let outcomes = checks.iter().map(|check| Outcome::new(check.ask.gate(), closed)).collect();
+    let outcomes = checks.iter().map(|check| Outcome::new(check.node_check.gate(), closed)).collect();
     let strictest =
         checks.iter().enumerate().max_by_key(|(_, check)| check.origin_limit().policy.without_origin());
     Decision {

@@ -95,7 +95,7 @@ impl Region {
 
 fn forward_request(act: ForwardAction, group: &[&RegionCheck<'_, '_>]) -> ForwardRequest {
     let check = |check: &&RegionCheck<'_, '_>| {
-        let (gate, origin_limit) = (check.ask.gate(), check.origin_limit());
+        let (gate, origin_limit) = (check.node_check.gate(), check.origin_limit());
         ForwardedCheck {
             tenant: origin_limit.tenant().to_owned(),
             name: origin_limit.name().to_owned(),
@@ -104,7 +104,7 @@ fn forward_request(act: ForwardAction, group: &[&RegionCheck<'_, '_>]) -> Forwar
             version: origin_limit.policy.version,
             key: check.key().into(),
             placement: check.placement().map(Into::into),
-            cost: check.ask.cost,
+            cost: check.node_check.cost,
         }
     };
     // Numbered when it is sent.

@@ -166,7 +166,7 @@ impl Region {
 
     /// Decides from the grants of this node.
     fn by_memory<'g>(&self, checks: &[RegionCheck<'g, '_>]) -> Result<Decision<'g>, TooManyLimits> {
-        let own = checks.iter().map(|check| check.ask);
+        let own = checks.iter().map(|check| check.node_check);
         // A decision from memory allocates nothing.
         if checks.len() <= LIMITS_INLINE_MAX {
             return self.limiter.check_all(&own.collect::<ArrayVec<Check<'g>, LIMITS_INLINE_MAX>>());
@@ -233,7 +233,8 @@ impl Region {
     /// Whether the grants of this node do not decide these checks, as far as a check of cost 0 can
     /// show.
     fn is_undecided(&self, group: &PlacementGroup<'_, '_, '_>) -> bool {
-        let look = |check: &&RegionCheck<'_, '_>| self.limiter.check(check.ask.cost(0)).verdict().retry();
+        let look =
+            |check: &&RegionCheck<'_, '_>| self.limiter.check(check.node_check.cost(0)).verdict().retry();
         group.checks.iter().any(|check| look(check) == Some(Retry::AskOrigin))
     }
 
@@ -241,7 +242,7 @@ impl Region {
         &self,
         group: &[&RegionCheck<'g, '_>],
     ) -> Result<PlacementDecision<'g>, TooManyLimits> {
-        let own: Vec<Check<'g>> = group.iter().map(|check| check.ask).collect();
+        let own: Vec<Check<'g>> = group.iter().map(|check| check.node_check).collect();
         let decision = self.limiter.check_all(&own)?;
         if !needs_origin(&decision) {
             return Ok(PlacementDecision::here(RegionDecision {
@@ -417,7 +418,7 @@ fn by_place<'c, 'g, 'k>(checks: &'c [RegionCheck<'g, 'k>]) -> Vec<PlacementGroup
 /// Returns the decision before any reply. A limit that is not checked, because another denied,
 /// shows 0 units: never more than the truth.
 fn undecided<'g>(checks: &[RegionCheck<'g, '_>]) -> RegionDecision<'g> {
-    let outcomes = checks.iter().map(|check| outcome_of(&check.ask, 0, None)).collect();
+    let outcomes = checks.iter().map(|check| outcome_of(&check.node_check, 0, None)).collect();
     RegionDecision { decision: allowed(outcomes), source: DecisionSource::Global, missing_reply: None }
 }
 
@@ -454,7 +455,7 @@ fn resolved<'g>(group: &[&RegionCheck<'g, '_>], resolution: &Resolution) -> Deci
     };
     let outcome = |(place, check): (usize, &&RegionCheck<'g, '_>)| {
         let denied = denied.filter(|(by, _)| *by == place).map(|(_, retry_us)| retry_us);
-        outcome_of(&check.ask, remaining.get(place).copied().unwrap_or(0), denied)
+        outcome_of(&check.node_check, remaining.get(place).copied().unwrap_or(0), denied)
     };
     let outcomes = Outcomes::Many(group.iter().enumerate().map(outcome).collect());
     let decided = denied.map_or(RequestVerdict::Allowed, |(by, _)| RequestVerdict::Denied { by });

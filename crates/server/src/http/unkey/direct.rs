@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
-use tidegate::region::RegionCheck;
 use tidegate::{Gate, Limit, LimitError, Outcome, Retry};
 use tidegate_record::RecordKey;
 use tidegate_rules::Class;
@@ -13,15 +12,13 @@ use tidegate_rules::overrides::Override;
 use utoipa::ToSchema;
 
 use super::fields::{FieldValue, Problems};
+use super::limit::LimitData;
 use crate::auth::TenantIndex;
-use crate::decider::question;
-use crate::decision_log::{RecordDraft, decisive};
+use crate::decider::check_of_parts;
 use crate::http::{HttpRequest, Problem};
-use crate::load;
-use crate::metrics::{self, DecisionSource, Surface};
-use crate::reason::DecisionReason;
-use crate::rules::shed_outcome;
-use crate::shared::Shared;
+use crate::metrics::Surface;
+use crate::pipeline::{PlannedCheck, RecordSubject, RequestContext, RequestDecision};
+use crate::shared::{Shared, Tenant};
 
 /// The largest limit that a meter can count.
 pub(super) const LIMIT_MAX: u64 = u32::MAX as u64;
@@ -59,118 +56,102 @@ pub(in crate::http) struct LimitRequest<'b> {
     cost: Option<FieldValue<'b>>,
 }
 
-/// A limit to be checked, in range.
+/// A limit of a request, in range: the request's own, or that of an override.
 #[derive(Debug)]
-pub(super) struct ValidLimitRequest<'b> {
+pub(super) struct DirectLimit<'b> {
     pub(super) namespace: Cow<'b, str>,
     pub(super) identifier: Cow<'b, str>,
-    limit: u64,
-    duration_ms: u64,
     cost: u64,
+    duration_ms: u64,
+    gate: Gate,
+    replaced_by: Option<Arc<Override>>,
+    placement: Vec<u8>,
 }
 
 impl<'b> LimitRequest<'b> {
-    /// The request in range, or with its problems noted.
-    pub(super) fn checked(self, problems: &mut Problems) -> ValidLimitRequest<'b> {
-        ValidLimitRequest {
-            namespace: problems.text("namespace", self.namespace),
-            identifier: problems.text("identifier", self.identifier),
-            limit: problems.number("limit", self.limit, 1, LIMIT_MAX),
-            duration_ms: problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX),
-            cost: problems.number("cost", self.cost.or(Some(FieldValue::Whole(1))), 0, u64::MAX),
-        }
-    }
-}
-
-/// The limit that applies to a request.
-#[derive(Debug)]
-pub(super) struct ResolvedLimit<'w, 'b> {
-    pub(super) wanted: &'w ValidLimitRequest<'b>,
-    applied: Option<Arc<Override>>,
-    gate: Gate,
-    duration_ms: u64,
-}
-
-impl<'w, 'b> ResolvedLimit<'w, 'b> {
-    /// The limit that applies: an override's, or the request's own.
-    pub(super) fn find(
+    /// Finds the limit that applies. Notes the problems of fields that are out of range, and takes
+    /// the least value instead.
+    pub(super) fn resolve(
+        self,
         shared: &Shared,
         tenant: TenantIndex,
-        wanted: &'w ValidLimitRequest<'b>,
-    ) -> Result<Self, Problem> {
-        let applied = shared.overrides.of(tenant).applying(&wanted.namespace, &wanted.identifier);
-        let (limit, duration_ms) = match &applied {
-            None => (wanted.limit, wanted.duration_ms),
+        problems: &mut Problems,
+    ) -> Result<DirectLimit<'b>, Problem> {
+        let namespace = problems.text("namespace", self.namespace);
+        let identifier = problems.text("identifier", self.identifier);
+        let limit = problems.number("limit", self.limit, 1, LIMIT_MAX);
+        let duration_ms = problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX);
+        let cost = problems.number("cost", self.cost.or(Some(FieldValue::Whole(1))), 0, u64::MAX);
+        let replaced_by = shared.direct.overrides.of(tenant).applying(&namespace, &identifier);
+        let (limit, duration_ms) = match &replaced_by {
+            None => (limit, duration_ms),
             Some(found) => (u64::from(found.limit), found.duration_ms),
         };
-        let gate = gate(shared, tenant, &wanted.namespace, limit, duration_ms)
+        let tenant = shared.tenant(tenant);
+        let gate = gate(shared, tenant, &namespace, limit, duration_ms)
             // Values in range always make a limit. This reports it if the ranges ever differ.
             .map_err(|error| Problem::bad_request(error.to_string()))?;
-        Ok(Self { wanted, applied, gate, duration_ms })
-    }
-
-    /// The question. Windows of different durations do not compare, so the duration is a part of the key.
-    pub(super) fn region_check<'q>(&'q self, placement: &'q [u8]) -> RegionCheck<'q, 'q> {
-        let duration = self.duration_ms.to_le_bytes();
-        let parts = [self.wanted.namespace.as_bytes(), self.wanted.identifier.as_bytes(), &duration];
-        question(&self.gate, &parts).placed_by(placement).cost(self.wanted.cost)
-    }
-
-    /// Returns the placement that all limits of one identifier share.
-    pub(super) fn placement(&self, req: &HttpRequest<'_>, tenant: TenantIndex) -> Vec<u8> {
-        let tenant = req.shared.tenant(tenant).name.as_bytes();
-        req.shared.decider.placement(&[tenant, self.wanted.identifier.as_bytes()])
-    }
-
-    /// Returns the status of the limit after its decision.
-    pub(super) fn decided(&self, outcome: &Outcome<'_>, wall_us: u64) -> LimitStatus<'_> {
-        LimitStatus {
-            passed: outcome.is_allowed(),
-            remaining: outcome.remaining(),
-            reset_ms: reset_ms(outcome, wall_us),
-            ..self.untouched(wall_us)
-        }
-    }
-
-    /// Returns the status of the limit without a decision. A shed check passes, as if nothing had
-    /// been used.
-    pub(super) fn untouched(&self, wall_us: u64) -> LimitStatus<'_> {
-        let limit = self.limit();
-        LimitStatus {
-            passed: true,
-            limit,
-            remaining: limit,
-            reset_ms: wall_us.div_ceil(1_000),
-            override_id: self.applied.as_ref().map(|applied| applied.id.as_str()),
-        }
-    }
-
-    /// How much may pass in a window.
-    fn limit(&self) -> u32 {
-        self.gate.limit().amount()
+        // All limits of one identifier share their placement.
+        let placement = shared.decider.placement(&[tenant.name.as_bytes(), identifier.as_bytes()]);
+        Ok(DirectLimit { namespace, identifier, cost, duration_ms, gate, replaced_by, placement })
     }
 }
 
-/// The status of a limit for a request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LimitStatus<'g> {
-    pub(super) passed: bool,
-    pub(super) limit: u32,
-    pub(super) remaining: u32,
-    pub(super) reset_ms: u64,
-    pub(super) override_id: Option<&'g str>,
+impl DirectLimit<'_> {
+    /// Returns the check. Windows of different durations do not compare, so the duration is a part
+    /// of the key.
+    fn check(&self) -> PlannedCheck<'_, '_> {
+        let duration = self.duration_ms.to_le_bytes();
+        let parts = [self.namespace.as_bytes(), self.identifier.as_bytes(), &duration];
+        let check = check_of_parts(&self.gate, &parts).placed_by(&self.placement).cost(self.cost);
+        PlannedCheck::enforced(check)
+    }
+
+    /// Returns the status of the limit. Without an outcome, as for a shed check, it passes as if
+    /// nothing had been used.
+    pub(super) fn status(&self, outcome: Option<&Outcome<'_>>, wall_us: u64) -> LimitData<'_> {
+        let limit = self.gate.limit().amount();
+        LimitData {
+            success: outcome.is_none_or(Outcome::is_allowed),
+            limit,
+            remaining: outcome.map_or(limit, Outcome::remaining),
+            reset: outcome.map_or_else(|| wall_us.div_ceil(1_000), |outcome| reset_ms(outcome, wall_us)),
+            override_id: self.replaced_by.as_ref().map(|replaced_by| replaced_by.id.as_str()),
+        }
+    }
+
+    fn subject(&self) -> RecordSubject<'_, [(&str, &str); 2]> {
+        let dimensions = [("namespace", &*self.namespace), ("identifier", &*self.identifier)];
+        RecordSubject {
+            replaced_by: self.replaced_by.as_ref().map_or("", |replaced_by| replaced_by.id.as_str()),
+            ..RecordSubject::new(RecordKey::of(&self.identifier), self.cost, dimensions)
+        }
+    }
+}
+
+/// Decides a request under its limits; `None` if it is shed, and therefore passes.
+pub(super) async fn decide<'l>(
+    req: &HttpRequest<'_>,
+    tenant: TenantIndex,
+    limits: &'l [DirectLimit<'_>],
+) -> Result<Option<RequestDecision<'l>>, Problem> {
+    let context = RequestContext { shared: req.shared, tenant, surface: Surface::Direct, class: CLASS };
+    let Ok(admission) = context.admit() else { return Ok(None) };
+    let checks: Vec<_> = limits.iter().map(DirectLimit::check).collect();
+    // A request has at least one limit, and one of them decides.
+    let decision = admission.decide(&checks, |at| limits[at.unwrap_or_default()].subject()).await;
+    decision.map(Some).map_err(|error| Problem::bad_request(error.to_string()))
 }
 
 fn gate(
     shared: &Shared,
-    tenant: TenantIndex,
+    tenant: &Tenant,
     namespace: &str,
     limit: u64,
     duration_ms: u64,
 ) -> Result<Gate, LimitError> {
     let period = Duration::from_millis(duration_ms);
-    let tenant = shared.tenant(tenant);
-    Ok(if shared.gcra_namespaces.iter().any(|pattern| pattern.matches(namespace)) {
+    Ok(if shared.direct.gcra_namespaces.iter().any(|pattern| pattern.matches(namespace)) {
         tenant.direct_gcra.with_name(namespace).with_limit(Limit::gcra(limit, period)?)
     } else {
         tenant.direct_window.with_name(namespace).with_limit(Limit::sliding_window(limit, period)?)
@@ -191,51 +172,6 @@ fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
         Some(Retry::AskOrigin) => 0,
     };
     wall_us.saturating_add(wait_us).div_ceil(1_000)
-}
-
-/// Whether there is no time to decide; that is counted then.
-pub(super) fn sheds(req: &HttpRequest<'_>) -> bool {
-    let sheds = load::sheds(CLASS);
-    if sheds {
-        req.shared.metrics.decided(Surface::Direct, CLASS, shed_outcome(CLASS), DecisionSource::Shed, 1);
-    }
-    sheds
-}
-
-/// Counts a decision in the metrics, and logs it if it is due.
-pub(super) fn count(
-    req: &HttpRequest<'_>,
-    tenant: TenantIndex,
-    gated: &[ResolvedLimit<'_, '_>],
-    limit_outcome: &[Outcome<'_>],
-    source: DecisionSource,
-) {
-    let is_allowed = limit_outcome.iter().all(Outcome::is_allowed);
-    let outcome = if is_allowed { metrics::Outcome::Allowed } else { metrics::Outcome::Denied };
-    req.shared.metrics.decided(Surface::Direct, CLASS, outcome, source, 1);
-    let Some(recorder) = req.shared.recorder_for(outcome) else { return };
-    let Some((gated, limit_outcome)) =
-        decisive(limit_outcome).and_then(|at| gated.get(at).zip(limit_outcome.get(at)))
-    else {
-        return;
-    };
-    let ValidLimitRequest { namespace, identifier, cost, .. } = gated.wanted;
-    let draft = RecordDraft {
-        tenant,
-        surface: Surface::Direct,
-        key: RecordKey::of(identifier),
-        cost: *cost,
-        outcome,
-        limit_outcome: Some(*limit_outcome),
-        source,
-        reason: DecisionReason::of_source(source, req.shared.decider.region.is_some()),
-        until_ms: None,
-        rule_version: 0,
-        set_version: "",
-        replaced_by: gated.applied.as_ref().map_or("", |applied| applied.id.as_str()),
-    };
-    let known_by = [("namespace", &**namespace), ("identifier", &**identifier)];
-    req.shared.record_decision(recorder, &draft, known_by);
 }
 
 #[cfg(test)]

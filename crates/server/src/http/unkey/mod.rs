@@ -182,7 +182,7 @@ fn object<'b, T: serde::Deserialize<'b>>(req: &'b HttpRequest<'_>) -> Result<T, 
 }
 
 /// Wraps the data of a response.
-fn answered(data: impl Serialize) -> HttpResponse {
+fn enveloped(data: impl Serialize) -> HttpResponse {
     written(&Envelope { meta: Meta { request_id: RequestId::next() }, data })
 }
 

@@ -4,13 +4,14 @@ use serde::Serialize;
 use tidegate::LIMITS_PER_CHECK_MAX;
 use utoipa::ToSchema;
 
-use super::direct::{LimitRequest, LimitStatus, ResolvedLimit, ValidLimitRequest, count, sheds};
+use super::direct::{DirectLimit, LimitRequest, decide};
 use super::fields::{FieldError, Problems};
-use super::{Envelope, ErrorEnvelope, Refusal, answered, body};
-use crate::auth::Principal;
-use crate::decider::SourcedDecision;
+use super::limit::LimitData;
+use super::{Envelope, ErrorEnvelope, Refusal, body, enveloped};
+use crate::auth::{Principal, TenantIndex};
 use crate::http::object::Object;
-use crate::http::{HttpRequest, HttpResponse, Problem};
+use crate::http::{HttpRequest, HttpResponse};
+use crate::pipeline::RequestDecision;
 
 /// Largest number of limits in one request: Unkey's maximum, if one decision allows as many.
 const LIMITS_MAX: usize = if LIMITS_PER_CHECK_MAX < 100 { LIMITS_PER_CHECK_MAX } else { 100 };
@@ -45,10 +46,17 @@ struct CheckData<'r> {
 }
 
 impl<'r> CheckData<'r> {
-    fn new(wanted: &'r ValidLimitRequest<'_>, standing: LimitStatus<'r>) -> Self {
-        let LimitStatus { passed, limit, remaining, reset_ms, override_id } = standing;
-        let (namespace, identifier) = (&wanted.namespace, &wanted.identifier);
-        Self { namespace, identifier, passed, limit, remaining, reset: reset_ms, override_id }
+    fn new(of: &'r DirectLimit<'_>, status: LimitData<'r>) -> Self {
+        let LimitData { success: passed, limit, remaining, reset, override_id } = status;
+        Self {
+            namespace: &of.namespace,
+            identifier: &of.identifier,
+            passed,
+            limit,
+            remaining,
+            reset,
+            override_id,
+        }
     }
 }
 
@@ -67,41 +75,31 @@ pub(in crate::http) async fn answer(
     req: &HttpRequest<'_>,
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
-    let wanted = read(req)?;
-    let find = |wanted| ResolvedLimit::find(req.shared, principal.tenant, wanted);
-    let gated = wanted.iter().map(find).collect::<Result<Vec<_>, Problem>>()?;
+    let limits = read(req, principal.tenant)?;
     let wall_us = req.shared.decider.limiter.wall_us();
-    if sheds(req) {
-        let limits = gated.iter().map(|gated| CheckData::new(gated.wanted, gated.untouched(wall_us)));
-        return Ok(answered(MultiData { passed: true, limits: limits.collect() }));
+    let decision = decide(req, principal.tenant, &limits).await?;
+    let outcome = |at: usize| decision.as_ref().and_then(|decision| decision.outcomes.get(at)?.as_ref());
+    let statuses = limits.iter().enumerate();
+    let statuses = statuses.map(|(at, limit)| CheckData::new(limit, limit.status(outcome(at), wall_us)));
+    let passed = decision.as_ref().is_none_or(RequestDecision::is_allowed);
+    let mut answer = enveloped(MultiData { passed, limits: statuses.collect() });
+    if let Some(decision) = &decision {
+        req.set_decision_headers(&mut answer, decision, wall_us);
     }
-    let placements: Vec<_> = gated.iter().map(|gated| gated.placement(req, principal.tenant)).collect();
-    let questions: Vec<_> =
-        gated.iter().zip(&placements).map(|(gated, placement)| gated.region_check(placement)).collect();
-    let decided = req.shared.decider.check_all(&questions).await;
-    let SourcedDecision { decision, source, .. } =
-        decided.map_err(|error| Problem::bad_request(error.to_string()))?;
-    count(req, principal.tenant, &gated, decision.outcomes(), source);
-    let limits = gated
-        .iter()
-        .zip(decision.outcomes())
-        .map(|(gated, outcome)| CheckData::new(gated.wanted, gated.decided(outcome, wall_us)));
-    let mut answer = answered(MultiData { passed: decision.is_allowed(), limits: limits.collect() });
-    req.set_decision_headers(&mut answer, &decision, source);
     Ok(answer)
 }
 
-fn read<'b>(req: &'b HttpRequest<'_>) -> Result<Vec<ValidLimitRequest<'b>>, Refusal> {
+fn read<'b>(req: &'b HttpRequest<'_>, tenant: TenantIndex) -> Result<Vec<DirectLimit<'b>>, Refusal> {
     let requests = body::<Vec<Object<LimitRequest<'b>>>>(req)?;
     if !(1..=LIMITS_MAX).contains(&requests.len()) {
         let message = format!("body: {} limits is outside 1 to {LIMITS_MAX}", requests.len());
         return Err(vec![FieldError::new("body", message)].into());
     }
     let mut problems = Problems::default();
-    let mut wanted = Vec::with_capacity(requests.len());
+    let mut limits = Vec::with_capacity(requests.len());
     for (at, Object(request)) in requests.into_iter().enumerate() {
         problems.element = Some(at);
-        wanted.push(request.checked(&mut problems));
+        limits.push(request.resolve(req.shared, tenant, &mut problems)?);
     }
-    Ok(problems.or(wanted)?)
+    Ok(problems.or(limits)?)
 }

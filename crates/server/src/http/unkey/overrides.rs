@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::direct::{DURATION_MS_MIN, LIMIT_MAX};
 use super::fields::{FieldValue, Problems};
 use super::request_id::RequestId;
-use super::{Envelope, ErrorEnvelope, Meta, Refusal, answered, object, written};
+use super::{Envelope, ErrorEnvelope, Meta, Refusal, enveloped, object, written};
 use crate::auth::Principal;
 use crate::http::{HttpRequest, HttpResponse, Problem};
 use crate::overrides::{OverrideError, new_id};
@@ -158,8 +158,8 @@ pub(in crate::http) async fn set(
 ) -> Result<HttpResponse, Refusal> {
     let new = object::<SetOverrideRequest<'_>>(req)?.checked()?;
     let now_ms = req.shared.decider.limiter.wall_us() / 1_000;
-    let kept = req.shared.overrides.set(principal.tenant, new, now_ms).await;
-    Ok(done(kept, |override_id| Ok(answered(SetOverrideData { override_id }))))
+    let kept = req.shared.direct.overrides.set(principal.tenant, new, now_ms).await;
+    Ok(done(kept, |override_id| Ok(enveloped(SetOverrideData { override_id }))))
 }
 
 impl SetOverrideRequest<'_> {
@@ -194,8 +194,8 @@ impl SetOverrideRequest<'_> {
 )]
 pub(in crate::http) fn get(req: &HttpRequest<'_>, principal: Principal) -> Result<HttpResponse, Refusal> {
     let (namespace, pattern) = which(req)?;
-    match req.shared.overrides.of(principal.tenant).get(&namespace, &pattern) {
-        Some(found) => Ok(answered(OverrideData::from(&*found))),
+    match req.shared.direct.overrides.of(principal.tenant).get(&namespace, &pattern) {
+        Some(found) => Ok(enveloped(OverrideData::from(&*found))),
         None => Err(not_found(&namespace, &pattern).into()),
     }
 }
@@ -216,9 +216,10 @@ pub(in crate::http) async fn delete(
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
     let (namespace, pattern) = which(req)?;
-    let deleted = req.shared.overrides.delete(principal.tenant, namespace.clone(), pattern.clone()).await;
+    let deleted =
+        req.shared.direct.overrides.delete(principal.tenant, namespace.clone(), pattern.clone()).await;
     Ok(done(deleted, |was_there| {
-        if was_there { Ok(answered(EmptyData {})) } else { Err(not_found(&namespace, &pattern)) }
+        if was_there { Ok(enveloped(EmptyData {})) } else { Err(not_found(&namespace, &pattern)) }
     }))
 }
 
@@ -242,7 +243,7 @@ pub(in crate::http) fn list(req: &HttpRequest<'_>, principal: Principal) -> Resu
     let (namespace, after) = problems.or((namespace, after))?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     // One more than requested shows whether there are more.
-    let overrides = req.shared.overrides.of(principal.tenant);
+    let overrides = req.shared.direct.overrides.of(principal.tenant);
     let found = overrides.list(&namespace, after.as_deref(), most.saturating_add(1));
     Ok(written(&page(&found, most)))
 }
@@ -285,10 +286,10 @@ fn page(found: &[Arc<Override>], most: usize) -> OverrideList {
 
 fn done<T>(
     result: Result<T, OverrideError>,
-    tell: impl FnOnce(T) -> Result<HttpResponse, Problem>,
+    respond: impl FnOnce(T) -> Result<HttpResponse, Problem>,
 ) -> HttpResponse {
-    let told = result.map_err(|reason| problem(&reason)).and_then(tell);
-    told.unwrap_or_else(|problem| Refusal::from(problem).into())
+    let response = result.map_err(|reason| problem(&reason)).and_then(respond);
+    response.unwrap_or_else(|problem| Refusal::from(problem).into())
 }
 
 fn problem(reason: &OverrideError) -> Problem {
@@ -317,7 +318,7 @@ mod tests {
 
     /// Returns the response to a failed write: the status, the retry time and the error.
     async fn refused(reason: OverrideError) -> (u16, Option<HeaderValue>, Value) {
-        let answer = done(Err::<(), _>(reason), |()| Ok(answered(EmptyData {})));
+        let answer = done(Err::<(), _>(reason), |()| Ok(enveloped(EmptyData {})));
         let (parts, body) = answer.into_parts();
         let body = body.collect().await.expect("it is there").to_bytes();
         let mut body: Value = serde_json::from_slice(&body).expect("JSON");
