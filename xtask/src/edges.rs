@@ -52,9 +52,22 @@ const ROOMS: &[Room] = &[
         never: "blocks the thread that decides",
     },
     Room {
+        name: "tidegate-control",
+        may_use: &["tidegate-core", "tidegate-rules", "tidegate-record", "tidegate-testkit"],
+        contains: "following a rule store, snapshots, plans, back-tests, approvals, automatic rollback",
+        never: "decides a check; delays a check; knows a surface",
+    },
+    Room {
         name: "tidegate-server",
-        may_use: &["tidegate", "tidegate-record", "tidegate-rules", "tidegate-core", "tidegate-testkit"],
-        contains: "listeners, workers, surfaces, admin API, control plane",
+        may_use: &[
+            "tidegate",
+            "tidegate-control",
+            "tidegate-record",
+            "tidegate-rules",
+            "tidegate-core",
+            "tidegate-testkit",
+        ],
+        contains: "listeners, workers, surfaces, admin API",
         never: "decides a limit by its own arithmetic",
     },
     Room {

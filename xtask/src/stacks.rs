@@ -16,7 +16,8 @@ pub(crate) fn of_group(group: u32) -> String {
     let shown = members.iter().take(PROCESSES_MAX).map(|pid| of_process(*pid));
     let mut text: String = shown.collect();
     if members.len() > PROCESSES_MAX {
-        text += &format!("and {} more processes\n", members.len() - PROCESSES_MAX);
+        let more = members.len() - PROCESSES_MAX;
+        text.extend(["and ", &more.to_string(), " more processes\n"]);
     }
     text
 }

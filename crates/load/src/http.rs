@@ -53,7 +53,7 @@ impl HttpConnection {
     /// Sends a token with every request. It must not have control characters.
     #[must_use]
     pub fn with_token(mut self, token: &str) -> Self {
-        self.fields += &format!("Authorization: Bearer {token}\r\n");
+        self.fields.extend(["Authorization: Bearer ", token, "\r\n"]);
         self
     }
 
@@ -71,7 +71,9 @@ impl HttpConnection {
         period: Duration,
     ) -> io::Result<Outcome> {
         let body = LimitBody { namespace, identifier, limit, duration: period.as_millis() };
-        Ok(outcome(self.post("/v2/ratelimit.limit", &json(&body))?, LimitReply::verdict))
+        Ok(outcome(self.post("/v2/ratelimit.limit", &json(&body))?, |reply: LimitReply| {
+            Some(reply.verdict())
+        }))
     }
 
     /// Sends a JSON body to a path, and waits for the reply.
@@ -238,8 +240,8 @@ struct LimitData {
 }
 
 impl LimitReply {
-    fn verdict(self) -> Option<Verdict> {
-        Some(Verdict { is_allowed: self.data.success, remaining: self.data.remaining })
+    fn verdict(self) -> Verdict {
+        Verdict { is_allowed: self.data.success, remaining: self.data.remaining }
     }
 }
 
@@ -269,8 +271,8 @@ mod tests {
         HttpReply { status, body: body.as_bytes(), sent: now(), answered: now() }
     }
 
-    fn verdict(is_allowed: bool, remaining: Option<u64>) -> Outcome {
-        Ok(Verdict { is_allowed, remaining })
+    fn verdict(is_allowed: bool, remaining: Option<u64>) -> Verdict {
+        Verdict { is_allowed, remaining }
     }
 
     #[test]
@@ -306,13 +308,16 @@ mod tests {
 
     #[test]
     fn reply_is_a_decision_or_an_error() {
-        let limit = |body| outcome(reply(200, body), LimitReply::verdict);
-        assert_eq!(limit(r#"{"data":{"success":true,"remaining":9}}"#), verdict(true, Some(9)));
-        assert_eq!(limit(r#"{"data":{"success":false,"remaining":0}}"#), verdict(false, Some(0)));
+        let limit = |body| outcome(reply(200, body), |reply: LimitReply| Some(reply.verdict()));
+        assert_eq!(limit(r#"{"data":{"success":true,"remaining":9}}"#), Ok(verdict(true, Some(9))));
+        assert_eq!(limit(r#"{"data":{"success":false,"remaining":0}}"#), Ok(verdict(false, Some(0))));
         assert!(limit("{}").is_err() && limit("<html>").is_err());
         let check = |status, body| outcome(reply(status, body), CheckReply::verdict);
-        assert_eq!(check(200, r#"{"decision":"deny","rules":[{"remaining":3}]}"#), verdict(false, Some(3)));
-        assert_eq!(check(200, r#"{"decision":"allow","source":"shed","rules":[]}"#), verdict(true, None));
+        assert_eq!(
+            check(200, r#"{"decision":"deny","rules":[{"remaining":3}]}"#),
+            Ok(verdict(false, Some(3)))
+        );
+        assert_eq!(check(200, r#"{"decision":"allow","source":"shed","rules":[]}"#), Ok(verdict(true, None)));
         assert!(check(200, r#"{"decision":"perhaps"}"#).is_err());
         let refused = check(401, r#"{"detail":"no token"}"#);
         assert_eq!(refused, Err("the server answered 401: no token".to_owned()));

@@ -181,6 +181,9 @@ pub struct DecisionEntry<'a> {
     pub until_ms: Option<u64>,
 }
 
+/// The decision source of a request that was shed: no limit decided it.
+pub const SHED_SOURCE: &str = "shed";
+
 /// A decision record as queries return it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DecisionRecord {

@@ -27,7 +27,7 @@ mod store;
 pub use archive::{Archive, RECORDS_MAX, WhyQuery};
 pub use entry::{
     DIMENSIONS_BYTES_MAX, DecisionEntry, DecisionRecord, KEY_BYTES_MAX, LimitTerms, NAME_BYTES_MAX,
-    RecordKey, RecordKind, RecordVerdict,
+    RecordKey, RecordKind, RecordVerdict, SHED_SOURCE,
 };
 #[cfg(feature = "parquet")]
 pub use export::ExportError;

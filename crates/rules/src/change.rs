@@ -76,7 +76,7 @@ impl Operation {
 }
 
 /// Returns the stored name of a row kind.
-pub(crate) fn kind_name(kind: RowKind) -> &'static str {
+pub fn kind_name(kind: RowKind) -> &'static str {
     match kind {
         RowKind::Template => "template",
         RowKind::Rule => "rule",
@@ -84,8 +84,8 @@ pub(crate) fn kind_name(kind: RowKind) -> &'static str {
     }
 }
 
-/// The kind with a name.
-pub(crate) fn kind_of(name: &str) -> Option<RowKind> {
+/// Returns the row kind with a stored name.
+pub fn kind_of(name: &str) -> Option<RowKind> {
     [RowKind::Template, RowKind::Rule, RowKind::Override].into_iter().find(|kind| kind_name(*kind) == name)
 }
 

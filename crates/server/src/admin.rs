@@ -2,7 +2,6 @@
 
 mod audit;
 mod bounds;
-mod consent;
 mod credentials;
 mod emergencies;
 mod log;
@@ -18,19 +17,17 @@ use std::sync::Arc;
 
 use ::http::StatusCode;
 use prometheus_client::encoding::text::encode;
-use tidegate_rules::store::{Attribution, StoreError};
+use tidegate_control::PlanError;
+use tidegate_rules::store::StoreError;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::routes::{Access, AdminEndpoint, RouteMatch, find};
-use crate::auth::TenantIndex;
+use crate::auth::OPERATING_TENANT;
 use crate::config::RulesLocation;
-use crate::control::{Control, PlanError};
+use crate::control::Control;
 use crate::http::{HttpRequest, HttpResponse, Problem, not_found, route_check, serve_with, text};
 use crate::origin_monitor::Audience;
 use crate::worker::Context;
-
-/// The tenant of tokens without a tenant: the operators of the server.
-const OPERATING_TENANT: TenantIndex = 0;
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -137,11 +134,6 @@ fn control<'a>(req: &'a HttpRequest<'_>) -> Result<&'a Arc<Control>, Problem> {
         }
     };
     req.shared.rules.control().ok_or_else(missing)
-}
-
-/// Returns the actor and the time of an action, for the audit.
-fn act<'a>(actor: &'a str, control: &Control) -> Attribution<'a> {
-    Attribution { by: actor, now_ms: control.now_ms() }
 }
 
 /// Puts a change of the store in force on this server at once, or returns the reason why it failed.

@@ -49,6 +49,9 @@ impl Role {
 /// Which tenant, by its place in the server's list: 0 is the one that needs no name.
 pub type TenantIndex = usize;
 
+/// The tenant of tokens without a tenant: the operators of the server.
+pub(crate) const OPERATING_TENANT: TenantIndex = 0;
+
 /// The identity of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Principal {
@@ -69,13 +72,6 @@ pub(crate) struct Caller {
     pub(crate) principal: Principal,
     /// `None` on an open server.
     token: Option<TokenHash>,
-}
-
-impl Caller {
-    /// Whether the caller is anonymous, because the server has no tokens.
-    pub(crate) fn is_anonymous(&self) -> bool {
-        self.token.is_none()
-    }
 }
 
 /// The SHA-256 of a token. Tokens are drawn at random with 256 bits, so a plain hash of one cannot be guessed back.
@@ -152,6 +148,8 @@ struct TokenEntry {
     name: String,
     /// When it ends, in milliseconds since the Unix epoch, if it does.
     expires_ms: Option<u64>,
+    /// Whether it is configured, not of a store.
+    is_configured: bool,
 }
 
 impl Credentials {
@@ -164,7 +162,8 @@ impl Credentials {
         role: Role,
     ) -> Result<(), &'static str> {
         let name = format!("{CONFIGURED}{name}");
-        self.put(TokenEntry { hash, principal: Principal { tenant, role }, name, expires_ms: None })
+        let principal = Principal { tenant, role };
+        self.put(TokenEntry { hash, principal, name, expires_ms: None, is_configured: true })
     }
 
     /// Adds a token of the store, which may expire.
@@ -175,7 +174,17 @@ impl Credentials {
         name: &str,
         expires_ms: Option<u64>,
     ) -> Result<(), &'static str> {
-        self.put(TokenEntry { hash, principal, name: name.to_owned(), expires_ms })
+        self.put(TokenEntry { hash, principal, name: name.to_owned(), expires_ms, is_configured: false })
+    }
+
+    /// Returns the configured tokens alone.
+    pub(crate) fn configured(&self) -> Self {
+        let mut known = self.known.clone();
+        for bucket in known.values_mut() {
+            bucket.retain(|entry| entry.is_configured);
+        }
+        known.retain(|_, bucket| !bucket.is_empty());
+        Self { known }
     }
 
     fn put(&mut self, new: TokenEntry) -> Result<(), &'static str> {

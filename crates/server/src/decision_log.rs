@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tidegate_control::LogReplay;
 use tidegate_record::{
     Archive, DecisionRecord, Deliveries, HeavyKeys, Log, LogError, LogSettings, Recorder, WhyQuery,
 };
@@ -15,16 +16,8 @@ use crate::shared::Shared;
 /// Concurrent queries. Higher: more people at once; less of the machine for decisions.
 const QUERIES_MAX: usize = 2;
 
-/// Concurrent replays. Each holds some tens of megabytes of state. A replay waits for the previous
-/// one, but not for queries.
-const REPLAYS_MAX: usize = 1;
-
 /// Similar keys that an answer without records names at most.
 const SIMILAR_MAX: usize = 5;
-
-/// The permit to replay.
-#[derive(Debug)]
-pub(crate) struct ReplayPermit(OwnedSemaphorePermit);
 
 /// The log of this server.
 #[derive(Debug)]
@@ -32,7 +25,7 @@ pub(crate) struct DecisionLog {
     log: Log,
     recorder: Arc<Recorder>,
     queries: Arc<Semaphore>,
-    replays: Arc<Semaphore>,
+    replay: LogReplay,
 }
 
 /// The reason why a query failed.
@@ -65,8 +58,8 @@ impl DecisionLog {
         };
         let log = Log::open(folder, settings, move || limiter.wall_us() / 1_000)?;
         let recorder = Arc::clone(log.recorder());
-        let [queries, replays] = [QUERIES_MAX, REPLAYS_MAX].map(|most| Arc::new(Semaphore::new(most)));
-        Ok(Self { log, recorder, queries, replays })
+        let replay = LogReplay::new(log.folder(), recorder.sample_rate());
+        Ok(Self { log, recorder, queries: Arc::new(Semaphore::new(QUERIES_MAX)), replay })
     }
 
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
@@ -104,36 +97,9 @@ impl DecisionLog {
         found.await.map_err(LogQueryError::Log)
     }
 
-    /// Passes the records of a time span to `take` in order until it has enough, and returns the
-    /// result of `finish`. If there are more than `records`, only the latest are replayed.
-    pub(crate) async fn replay<T: Send + 'static, R: Send + 'static>(
-        &self,
-        (from_ms, to_ms): (u64, u64),
-        records: u64,
-        to: T,
-        take: fn(&mut T, &DecisionRecord) -> bool,
-        finish: fn(T) -> R,
-    ) -> Result<R, LogError> {
-        let ReplayPermit(permit) = self.turn().await?;
-        self.look_up(permit, replaying((from_ms, to_ms), records, to, take, finish)).await
-    }
-
-    /// Waits until no other replay runs.
-    pub(crate) async fn turn(&self) -> Result<ReplayPermit, LogError> {
-        Arc::clone(&self.replays).acquire_owned().await.map(ReplayPermit).map_err(ended)
-    }
-
-    /// Runs `replay` on the current thread. The caller holds the permit, and its thread may block.
-    pub(crate) fn replay_here<T, R>(
-        &self,
-        _turn: ReplayPermit,
-        window_ms: (u64, u64),
-        records: u64,
-        to: T,
-        take: fn(&mut T, &DecisionRecord) -> bool,
-        finish: fn(T) -> R,
-    ) -> Result<R, LogError> {
-        run_query(self.log.folder(), replaying(window_ms, records, to, take, finish))
+    /// The log, for replays.
+    pub(crate) fn replay(&self) -> &LogReplay {
+        &self.replay
     }
 
     /// Runs a query on a thread of its own, so that the workers go on deciding.
@@ -155,22 +121,6 @@ impl DecisionLog {
 fn run_query<T>(folder: &Path, query: impl AsyncFnOnce(&Path) -> Result<T, LogError>) -> Result<T, LogError> {
     let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
     runtime.block_on(query(folder))
-}
-
-fn replaying<T, R>(
-    (from_ms, to_ms): (u64, u64),
-    records: u64,
-    mut to: T,
-    take: fn(&mut T, &DecisionRecord) -> bool,
-    finish: fn(T) -> R,
-) -> impl AsyncFnOnce(&Path) -> Result<R, LogError> {
-    async move |folder: &Path| {
-        let mut archive = Archive::open(folder).await?;
-        let from_ms = archive.since(from_ms, to_ms, records).await?;
-        archive.replay(from_ms, to_ms, |record| take(&mut to, &record)).await?;
-        archive.close().await?;
-        Ok(finish(to))
-    }
 }
 
 /// A thread that did not come to an end.
@@ -254,7 +204,7 @@ mod tests {
             };
             assert!(everybody.iter().all(Result::is_ok));
             assert!(matches!(decision_log.why(request).await, Err(LogQueryError::Busy)));
-            let counted = decision_log.replay((0, 1), 1, 7, |_, _| true, |count: u32| count).await;
+            let counted = decision_log.replay().replay((0, 1), 1, 7, |_, _| true, |count: u32| count).await;
             assert_eq!(counted.expect("replayed"), 7);
         });
     }

@@ -19,7 +19,6 @@ mod export;
 pub mod fuzzing;
 mod grpc;
 mod guard;
-mod guardrail;
 mod http;
 mod listen;
 mod load;
@@ -46,6 +45,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::region::Region;
+use tidegate_control::StoreFollower;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -67,7 +67,6 @@ pub use tidegate_record::timestamp;
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period};
 
 use crate::config::RulesConfig;
-use crate::control::StoreFollower;
 use crate::listen::{ListenerTask, Workers};
 use crate::open_files::{ADMIN_CONNECTIONS_MAX, OpenFiles};
 use crate::reload::WatchedFile;
@@ -89,7 +88,7 @@ pub struct Server {
     sockets: Vec<(Listener, TcpListener)>,
     peer_address: Option<SocketAddr>,
     watched: Vec<WatchedFile>,
-    following: Option<StoreFollower>,
+    following: Option<StoreFollower<Shared>>,
     context: Context,
 }
 
@@ -105,7 +104,9 @@ impl Server {
         }
         let shared = Arc::new(shared);
         let following = match &config.rules {
-            Some(RulesConfig::Store(store)) => Some(StoreFollower::start(store, &shared).await?),
+            Some(RulesConfig::Store(store)) => {
+                Some(StoreFollower::start(store, &shared).await.map_err(StartError::Rules)?)
+            }
             Some(RulesConfig::File(_)) | None => None,
         };
         let sockets = open(&config)?;

@@ -16,6 +16,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use tidegate::region::{self, EngineStats, PeerCounts, PeerStatus, Region, ReplicationStatus};
 use tidegate::{DecidingMeter, Limiter, ShareStats};
+use tidegate_control::ControlEvent;
 use tidegate_record::{Deliveries, Delivery, RecordKind, Recorder};
 use tidegate_rules::Class;
 
@@ -33,7 +34,7 @@ const BUCKETS_US: [u64; 17] =
 
 /// An enum of label values, with their text for metrics and responses.
 macro_rules! label {
-    ($(#[$doc:meta])* $vis:vis $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
+    ($(#[$doc:meta])* $vis:vis $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:expr,)+ }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         $vis enum $name { $($(#[$value_doc])* $value,)+ }
@@ -98,7 +99,7 @@ label! {
         /// Nothing: the origin is down and the limit fails closed.
         Closed = "closed",
         /// Nothing: the server is overloaded.
-        Shed = "shed",
+        Shed = tidegate_record::SHED_SOURCE,
     }
 }
 
@@ -549,8 +550,25 @@ pub(crate) struct ControlMetrics {
 }
 
 impl ControlMetrics {
+    /// Counts an event of the control plane.
+    pub(crate) fn note(&self, event: ControlEvent) {
+        match event {
+            ControlEvent::StoreUp(is_up) => self.store_is_up(is_up),
+            ControlEvent::InForce { revision, emergency_revision } => {
+                self.revision.store(revision, Ordering::Relaxed);
+                self.emergency_revision.store(emergency_revision, Ordering::Relaxed);
+            }
+            ControlEvent::Loaded => add(&self.outcomes[StoreLoad::Taken as usize], 1),
+            ControlEvent::LoadRefused => add(&self.outcomes[StoreLoad::Refused as usize], 1),
+            ControlEvent::LoadFailed => add(&self.outcomes[StoreLoad::Failed as usize], 1),
+            ControlEvent::Lagged { ms } => self.lagged(ms),
+            ControlEvent::RolledBack => add(&self.rolled_back, 1),
+            ControlEvent::NotRolledBack => add(&self.not_rolled_back, 1),
+        }
+    }
+
     /// Sets whether the store replies. Before the first call, the server has no store.
-    pub(crate) fn store_is_up(&self, is_up: bool) {
+    fn store_is_up(&self, is_up: bool) {
         self.is_there.store(true, Ordering::Relaxed);
         self.is_up.store(is_up, Ordering::Relaxed);
     }
@@ -560,28 +578,8 @@ impl ControlMetrics {
         self.is_up.load(Ordering::Relaxed)
     }
 
-    /// Sets the revisions in force.
-    pub(crate) fn in_force(&self, revision: u64, emergency_revision: u64) {
-        self.revision.store(revision, Ordering::Relaxed);
-        self.emergency_revision.store(emergency_revision, Ordering::Relaxed);
-    }
-
-    pub(crate) fn followed(&self, outcome: StoreLoad) {
-        add(&self.outcomes[outcome as usize], 1);
-    }
-
-    pub(crate) fn rolled_back(&self) {
-        add(&self.rolled_back, 1);
-    }
-
-    /// Counts a rollback that failed: the rules do not compile without the change, or it was
-    /// changed further.
-    pub(crate) fn not_rolled_back(&self) {
-        add(&self.not_rolled_back, 1);
-    }
-
     /// How long a change took from when it was made to when it was in force here.
-    pub(crate) fn lagged(&self, ms: u64) {
+    fn lagged(&self, ms: u64) {
         let bucket = LAG_BUCKETS_MS.iter().position(|end| ms < *end).unwrap_or(LAG_BUCKETS_MS.len());
         add(&self.lag[bucket], 1);
         add(&self.lag_sum_ms, ms);

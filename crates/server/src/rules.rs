@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use arc_swap::ArcSwap;
 use tidegate::region::RegionPolicy;
 use tidegate::{Algorithm, Gate, Limit, UnknownName};
+use tidegate_control::RuleCount;
 use tidegate_core::bound::{Faults, Fleet, Promise, bound};
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::{Dimensions, FILE_BYTES_MAX, Rule, RuleMatch, RuleSet, TomlLines};
@@ -62,80 +62,6 @@ impl RuleBounds {
             return self.units.get(position).copied();
         }
         self.fleet.as_ref().map(|fleet| most_above(rule, limit, fleet))
-    }
-}
-
-/// The counts of a rule, for all workers. A read resets them. Denials are the rarer outcome, and
-/// requests are counted only while the rule is watched. So an allowed request usually writes
-/// nothing.
-#[derive(Debug, Default)]
-pub(crate) struct RuleCount {
-    denied: AtomicU32,
-    /// Requests that it would have denied in shadow mode.
-    shadow_denied: AtomicU32,
-    asked: AtomicU32,
-    is_watched: AtomicBool,
-    /// Whether there was a request, in either mode. Written once for each look.
-    is_used: AtomicBool,
-}
-
-/// The counts of a rule over a time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RuleTally {
-    pub(crate) denied: u64,
-    /// Denials in shadow mode, where the requests passed.
-    pub(crate) shadow_denied: u64,
-    /// Requests that it was enforced for, if they were counted.
-    pub(crate) asked: u64,
-    /// Whether there was a request, in either mode.
-    pub(crate) is_used: bool,
-}
-
-impl RuleCount {
-    #[inline]
-    pub(crate) fn count(&self, is_allowed: bool) {
-        self.note_use();
-        if !is_allowed {
-            self.denied.fetch_add(1, Ordering::Relaxed);
-        }
-        if self.is_watched.load(Ordering::Relaxed) {
-            self.asked.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    #[inline]
-    pub(crate) fn count_in_shadow(&self, is_allowed: bool) {
-        self.note_use();
-        if !is_allowed {
-            self.shadow_denied.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    #[inline]
-    fn note_use(&self) {
-        if !self.is_used.load(Ordering::Relaxed) {
-            self.is_used.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether its requests are counted from now on.
-    pub(crate) fn watch(&self, is_watched: bool) {
-        // Most stay as they are: their cache lines are left alone.
-        if self.is_watched.load(Ordering::Relaxed) != is_watched {
-            self.is_watched.store(is_watched, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns the counts since the last call, and resets them.
-    pub(crate) fn take(&self) -> RuleTally {
-        // Most counts are 0: their cache lines are not written.
-        let take = |count: &AtomicU32| match count.load(Ordering::Relaxed) {
-            0 => 0,
-            _ => u64::from(count.swap(0, Ordering::Relaxed)),
-        };
-        let (denied, shadow_denied) = (take(&self.denied), take(&self.shadow_denied));
-        let is_used = self.is_used.load(Ordering::Relaxed) && self.is_used.swap(false, Ordering::Relaxed);
-        RuleTally { denied, shadow_denied, asked: take(&self.asked), is_used }
     }
 }
 
@@ -195,9 +121,9 @@ impl ActiveRules {
         }
     }
 
-    /// Returns all rules with their counts.
-    pub(crate) fn counts(&self) -> impl Iterator<Item = (&Rule, &RuleCount)> {
-        self.set.rules().iter().zip(&self.gates.counts)
+    /// Returns the counts of the rules, by position.
+    pub(crate) fn counts(&self) -> &[RuleCount] {
+        &self.gates.counts
     }
 
     /// Reads a rules file.
@@ -409,7 +335,7 @@ mod tests {
         let case = rules.match_request(&shared, 0, &request);
         let undecided = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
         assert_eq!(undecided.map(|_| ()), Err(RulesError::TooManyRules { rules: LIMITS_PER_CHECK_MAX + 1 }));
-        let denied: Vec<u64> = rules.counts().map(|(_, count)| count.take().denied).collect();
+        let denied: Vec<u64> = rules.counts().iter().map(|count| count.take().denied).collect();
         assert_eq!(denied, [1; LIMITS_PER_CHECK_MAX + 1]);
         assert_eq!(passed(&rules, &shared, "carol"), 9, "without a path it is under half of them");
     }
@@ -466,7 +392,7 @@ mod tests {
         let set = RuleSet::compile(&rule_rows, None, STARTED_MS).expect("a good book");
         let rules = ActiveRules::new(set, &shared).expect("fits");
         let each = || ["mallory", "vip-1", "bob"].map(|user| passed(&rules, &shared, user));
-        let denied = || rules.counts().map(|(_, count)| count.take().denied).sum::<u64>();
+        let denied = || rules.counts().iter().map(|count| count.take().denied).sum::<u64>();
         assert_eq!(each(), [0, 100, 2]);
         assert_eq!(denied(), 1, "what an emergency denies is not the rule's");
         clock.advance(Duration::from_millis(5));

@@ -91,8 +91,6 @@ pub(crate) struct RuleState {
     pub(crate) location: Option<RulesLocation>,
     /// `None` for rules in a file, and until the rule store is first reached.
     control: OnceLock<Arc<Control>>,
-    /// Locked while the audit is verified. That reads the whole audit, so only one runs at a time.
-    pub(crate) audit_lock: tokio::sync::Mutex<()>,
 }
 
 /// Settings of Unkey's direct form, whose limits come with the request.

@@ -30,9 +30,7 @@ pub(super) async fn verify(req: &HttpRequest<'_>) -> AdminResult {
     let given = QueryParams::read(req, &["checkpoint"])?;
     let kept = given.text("checkpoint").map(str::parse::<Checkpoint>).transpose();
     let kept = kept.map_err(|error| Problem::bad_request(error.to_string()))?;
-    let store = control(req)?.store();
-    let _following = req.shared.rules.audit_lock.try_lock().map_err(|_| busy())?;
-    match store.verify_audit(kept.as_ref()).await {
+    match control(req)?.verify_audit(kept.as_ref()).await.ok_or_else(busy)? {
         Ok(end) => {
             let answer = json!({ "holds": true, "entries": end.count, "checkpoint": end.to_string() });
             Ok(json(StatusCode::OK, &answer))

@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use ::http::StatusCode;
 use serde::Serialize;
+use tidegate_control::AutomaticRollback;
 use tidegate_record::{
     DecisionRecord, HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, RecordCounts,
     moment, timestamp,
 };
 use tidegate_rules::parse_period;
 
+use super::AdminResult;
 use super::params::QueryParams;
-use super::{AdminResult, OPERATING_TENANT};
-use crate::auth::{Principal, Role};
-use crate::control::AutomaticRollback;
+use crate::auth::{OPERATING_TENANT, Principal, Role};
 use crate::decision_log::{DecisionLog, LogQueryError, WhyAnswer, WhyRequest};
 use crate::http::{HttpRequest, Problem, json};
 

@@ -6,19 +6,18 @@ use std::sync::Arc;
 use ::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use tidegate_control::{ChangeError, ChangeKind, ChangeOutcome, PlanResult, WatchForecast};
 use tidegate_core::bound::Fleet;
-use tidegate_rules::change::{Change, ChangeNeeds, ChangeState, Operation, Proposal};
+use tidegate_rules::change::{Change, ChangeNeeds, Operation, Proposal, kind_name, kind_of};
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
-use tidegate_rules::store::{ApplyConditions, HISTORY_MAX, Rollback, StoreError};
+use tidegate_rules::store::{HISTORY_MAX, Rollback};
 use tidegate_rules::{Rule, RuleSet};
 
-use super::consent::{self, ChangeKind};
 use super::params::{QueryParams, body};
-use super::{AdminResult, OPERATING_TENANT, act, control, refused, take_over, unfit};
+use super::{AdminResult, control, refused, take_over, unfit};
 use crate::auth::Role;
 use crate::bounds::{BoundReport, Situation};
-use crate::control::{Control, PlanResult, WatchForecast};
-use crate::guardrail::{ApprovedEffect, ChangeEffect};
+use crate::control::Control;
 use crate::http::{HttpRequest, Problem, json};
 
 /// Default number of rows per page.
@@ -28,17 +27,9 @@ const ROWS_MAX: u64 = 1_000;
 /// Default number of changes in a history response.
 const CHANGES: u64 = 20;
 
-/// Names of the row kinds.
-const KINDS: [(RowKind, &str); 3] =
-    [(RowKind::Template, "template"), (RowKind::Rule, "rule"), (RowKind::Override, "override")];
-
-fn word(kind: RowKind) -> &'static str {
-    KINDS.iter().find(|(known, _)| *known == kind).map_or("", |(_, word)| word)
-}
-
 fn kind(word: &str) -> Result<RowKind, Problem> {
-    let found = KINDS.iter().find(|(_, known)| *known == word).map(|(kind, _)| *kind);
-    found.ok_or_else(|| Problem::bad_request(format!("kind: {word:?} is none of template, rule, override")))
+    kind_of(word)
+        .ok_or_else(|| Problem::bad_request(format!("kind: {word:?} is none of template, rule, override")))
 }
 
 /// A row in a response. Its body is a JSON object, not text.
@@ -63,7 +54,7 @@ fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<R
     let to_json = |row: &'r RuleRow| {
         let rule = meant.get(row.name.as_str()).filter(|_| row.kind == RowKind::Rule);
         RowBody {
-            kind: word(row.kind),
+            kind: kind_name(row.kind),
             name: &row.name,
             version: row.version,
             body: object(&row.body),
@@ -94,7 +85,7 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
         let rows = rule_rows.rows_behind(only, after);
         let (page, rest) = rows.split_at(limit.min(rows.len()));
         let last = page.last().filter(|_| !rest.is_empty());
-        let next = last.map(|last| format!("{}/{}", word(last.kind), last.name));
+        let next = last.map(|last| format!("{}/{}", kind_name(last.kind), last.name));
         json!({
             "revision": rule_rows.revision,
             "rows": row_bodies(&fleet, rules.set(), page),
@@ -134,7 +125,7 @@ pub(super) async fn get(req: &HttpRequest<'_>, word: &str, name: &str) -> AdminR
 }
 
 fn find<'b>(rule_rows: &'b RuleRows, kind: RowKind, name: &str) -> Result<&'b RuleRow, Problem> {
-    let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no {} {name:?}", word(kind)));
+    let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no {} {name:?}", kind_name(kind)));
     rule_rows.row(kind, name).ok_or_else(missing)
 }
 
@@ -211,7 +202,8 @@ pub(super) async fn plan(req: &HttpRequest<'_>) -> AdminResult {
         }
         _ => return Err(Problem::bad_request("operations, rollback: one of the two is needed")),
     };
-    let PlanResult { effect, warnings, watch } = evaluate(req, &rule_rows, (kind, &operations), None).await?;
+    let planned = control.plan(&rule_rows, (kind, &operations), &req.actor()?).await;
+    let PlanResult { effect, warnings, watch } = planned.map_err(unfit)?;
     let answer = json!({
         "base_revision": rule_rows.revision,
         "diff": differences(&rule_rows, &operations),
@@ -252,47 +244,7 @@ fn difference(rule_rows: &RuleRows, operation: &Operation) -> Value {
         .filter(|(_, before, after)| before != after)
         .map(|(field, before, after)| json!({ "field": field, "before": before, "after": after }))
         .collect();
-    json!({ "kind": word(kind), "name": name, "does": does, "fields": fields })
-}
-
-/// Plans a change as a whole. For a stored change, `kept` supplies the approved effect and the
-/// author; otherwise the caller is the author.
-async fn evaluate(
-    req: &HttpRequest<'_>,
-    rule_rows: &Arc<RuleRows>,
-    (kind, operations): (ChangeKind, &[Operation]),
-    kept: Option<&Change>,
-) -> Result<PlanResult, Problem> {
-    let control = control(req)?;
-    let effect = kept.filter(|kept| kept.approval.is_some()).and_then(|kept| kept.effect.as_deref());
-    let approved = effect.and_then(ApprovedEffect::read).unwrap_or_default();
-    let planned = control.evaluate(rule_rows, operations, approved).await.map_err(unfit)?;
-    let effect = planned.effect;
-    // An empty store that replaces a lost one is not new: this server still has the rules in force.
-    let is_first = rule_rows.revision == 0 && control.rule_rows().revision == 0;
-    let effect = if req.is_open() {
-        effect.for_one()
-    } else if is_first {
-        effect.for_first()
-    } else if effect.needs == ChangeNeeds::Approver && is_alone(req, kept).await? {
-        effect.for_only()
-    } else {
-        effect
-    };
-    let effect = match consent::question(kind, rule_rows, operations, word) {
-        Some(question) => effect.confirmed_for(&question),
-        None => effect,
-    };
-    Ok(PlanResult { effect, ..planned })
-}
-
-/// Whether no other credential may approve a change of its author.
-async fn is_alone(req: &HttpRequest<'_>, kept: Option<&Change>) -> Result<bool, Problem> {
-    let author = kept.map_or_else(|| req.actor(), |kept| Ok(kept.author.clone()))?;
-    let related = control(req)?.store().related_to(&author).await.map_err(|error| refused(&error))?;
-    let names = related.into_iter().chain([author]).collect();
-    let (known, now_ms) = (req.shared.credentials.load(), req.shared.now_ms());
-    Ok(!known.has_approver_beside(&names, OPERATING_TENANT, now_ms))
+    json!({ "kind": kind_name(kind), "name": name, "does": does, "fields": fields })
 }
 
 /// Body of an apply request.
@@ -330,9 +282,7 @@ pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
     }
 }
 
-/// Applies a stored change. Traffic goes on while a change waits for approval, so its effect is
-/// measured again. A change that now denies clearly more than was approved must wait for another
-/// approval.
+/// Applies a stored change, after another plan: its effect may have changed since.
 async fn apply_stored(
     req: &HttpRequest<'_>,
     rule_rows: &Arc<RuleRows>,
@@ -340,35 +290,26 @@ async fn apply_stored(
     confirmed: bool,
 ) -> AdminResult {
     let control = control(req)?;
-    let store = control.store();
-    let kept = store.change(id).await.map_err(|error| refused(&error))?;
-    // A waiting change may be approved during the evaluation. It would then be applied by its
-    // approved effect, not by its present one.
-    match kept.state {
-        ChangeState::Proposed => {}
-        ChangeState::Waiting => return Err(refused(&StoreError::Needs(id, ChangeNeeds::Approver))),
-        state => return Err(refused(&StoreError::State(id, state))),
-    }
-    let operations = store.operations(id).await.map_err(|error| refused(&error))?;
-    let kind = if kept.undoes.is_empty() { ChangeKind::Edit } else { ChangeKind::Rollback };
-    let PlanResult { effect, watch, .. } = evaluate(req, rule_rows, (kind, &operations), Some(&kept)).await?;
-    // The evaluation takes a while, and the token may have been revoked meanwhile. So the actor is
-    // looked up only now.
-    let actor = req.actor()?;
-    if effect.is_beyond {
-        let change = store.wait_again(id, &written(&effect)?, act(&actor, control)).await;
-        let change = change.map_err(|error| refused(&error))?;
-        return Ok(json(StatusCode::ACCEPTED, &json!({ "change": to_json(&change) })));
-    }
-    let applied = store.apply(id, checked(rule_rows, confirmed), act(&actor, control)).await;
-    in_force(control, &applied.map_err(|error| refused(&error))?, &watch).await
+    let stored = control.stored_change(id).await.map_err(|error| refused(&error))?;
+    let planned = control.plan_stored(rule_rows, &stored).await;
+    let PlanResult { effect, watch, .. } = planned.map_err(unfit)?;
+    // A plan takes a while, and the token may have been revoked meanwhile. So the actor is looked
+    // up only now.
+    let outcome = control.apply_stored(rule_rows, &stored, &effect, confirmed, &req.actor()?).await;
+    made(control, outcome.map_err(unmade)?, &watch).await
 }
 
-/// Puts an applied change in force, and returns it.
-async fn in_force(control: &Arc<Control>, change: &Change, watch: &WatchForecast) -> AdminResult {
+/// Puts an applied change in force, and returns it; returns one that waits as it is.
+async fn made(control: &Arc<Control>, outcome: ChangeOutcome, watch: &WatchForecast) -> AdminResult {
+    let change = match outcome {
+        ChangeOutcome::Applied(change) => change,
+        ChangeOutcome::Waiting(change) => {
+            return Ok(json(StatusCode::ACCEPTED, &json!({ "change": to_json(&change) })));
+        }
+    };
     let problem = take_over(control.refresh()).await;
     let answer = json!({
-        "change": to_json(change),
+        "change": to_json(&change),
         "not_in_force": problem,
         "watch": watch.to_json(),
         "not_watched": watch.not_watched(),
@@ -376,13 +317,15 @@ async fn in_force(control: &Arc<Control>, change: &Change, watch: &WatchForecast
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// Serializes an effect for the store.
-fn written(effect: &ChangeEffect) -> Result<String, Problem> {
-    serde_json::to_string(effect)
-        .map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
+fn unmade(error: ChangeError) -> Problem {
+    match error {
+        ChangeError::Store(error) => refused(&error),
+        ChangeError::Unconfirmed(because) => super::unconfirmed(&because),
+        ChangeError::Effect(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
 }
 
-/// Makes a change: at once, if all that it needs is there.
+/// Plans a change and makes it: at once, if all that it needs is there.
 async fn make(
     req: &HttpRequest<'_>,
     rule_rows: &Arc<RuleRows>,
@@ -390,25 +333,11 @@ async fn make(
     confirmed: bool,
 ) -> AdminResult {
     let control = control(req)?;
-    let PlanResult { effect, watch, .. } =
-        evaluate(req, rule_rows, (kind, &proposal.operations), None).await?;
-    let needs = effect.needs;
-    if needs == ChangeNeeds::Confirmation && !confirmed {
-        return Err(super::unconfirmed(&effect.because));
-    }
-    let proposal = Proposal { effect: Some(written(&effect)?), needs, ..proposal };
-    let (actor, store) = (req.actor()?, control.store());
-    if needs == ChangeNeeds::Approver {
-        let change = store.propose(&proposal, act(&actor, control)).await.map_err(|error| refused(&error))?;
-        return Ok(json(StatusCode::ACCEPTED, &json!({ "change": to_json(&change) })));
-    }
-    let applied = store.apply_new(&proposal, checked(rule_rows, confirmed), act(&actor, control)).await;
-    in_force(control, &applied.map_err(|error| refused(&error))?, &watch).await
-}
-
-/// Returns the condition that the rule rows are still those which the change was compiled with.
-fn checked(rule_rows: &RuleRows, confirmed: bool) -> ApplyConditions {
-    ApplyConditions { confirmed, checked: Some(rule_rows.into()) }
+    let planned = control.plan(rule_rows, (kind, &proposal.operations), &req.actor()?).await;
+    let PlanResult { effect, watch, .. } = planned.map_err(unfit)?;
+    // The token may have been revoked meanwhile.
+    let outcome = control.make(rule_rows, proposal, &effect, confirmed, &req.actor()?).await;
+    made(control, outcome.map_err(unmade)?, &watch).await
 }
 
 /// Converts a change for a response.
@@ -457,8 +386,8 @@ pub(super) async fn change(req: &HttpRequest<'_>, id: &str) -> AdminResult {
 fn operation_to_json(operation: &Operation) -> Value {
     let (kind, name) = operation.row();
     match operation.body() {
-        Some(body) => json!({ "do": "put", "kind": word(kind), "name": name, "body": object(body) }),
-        None => json!({ "do": "delete", "kind": word(kind), "name": name }),
+        Some(body) => json!({ "do": "put", "kind": kind_name(kind), "name": name, "body": object(body) }),
+        None => json!({ "do": "delete", "kind": kind_name(kind), "name": name }),
     }
 }
 
@@ -469,7 +398,7 @@ fn change_id(text: &str) -> Result<u64, Problem> {
 /// `POST /v1/rules/changes/{id}/approve`: it can be applied then.
 pub(super) async fn approve(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let (id, control, actor) = (change_id(id)?, control(req)?, req.actor()?);
-    let change = control.store().approve(id, act(&actor, control)).await.map_err(|error| refused(&error))?;
+    let change = control.store().approve(id, control.act(&actor)).await.map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 
@@ -492,7 +421,7 @@ pub(super) async fn reject(req: &HttpRequest<'_>, id: &str) -> AdminResult {
         }
     }
     let change =
-        control.store().reject(id, &reason, act(&actor, control)).await.map_err(|error| refused(&error))?;
+        control.store().reject(id, &reason, control.act(&actor)).await.map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 

@@ -3,11 +3,11 @@
 use ::http::StatusCode;
 use serde::Serialize;
 use tidegate::region::{PeerStatus, Region};
+use tidegate_control::AutomaticRollback;
 use tidegate_record::timestamp;
 use utoipa::ToSchema;
 
 use crate::config::RulesLocation;
-use crate::control::AutomaticRollback;
 use crate::http::{HttpRequest, HttpResponse, ProblemBody, json};
 use crate::origin_monitor::{Audience, OriginMonitor, OriginState, OriginStatus};
 use crate::rates::RateReport;
@@ -124,7 +124,25 @@ struct RulesBody {
     overrides: usize,
     /// Emergencies in force.
     emergencies: usize,
+    #[schema(value_type = Option<RollbackSchema>)]
     last_automatic_rollback: Option<AutomaticRollback>,
+}
+
+/// A change that a server rolled back by itself.
+#[derive(ToSchema)]
+#[schema(as = AutomaticRollback)]
+#[expect(dead_code, reason = "the schema of `AutomaticRollback`, which knows no protocol")]
+struct RollbackSchema {
+    /// The change that was undone.
+    change: u64,
+    /// The change that undid it.
+    rollback_change: u64,
+    /// The revision since the rollback.
+    revision: u64,
+    at: String,
+    at_ms: u64,
+    /// The rule, and its denials before and after.
+    reason: String,
 }
 
 impl RulesBody {

@@ -9,9 +9,10 @@ mod tenants;
 
 pub use listen::TlsFiles;
 pub use log::LogConfig;
+pub use rules::RulesConfig;
 pub(crate) use rules::RulesLocation;
-pub use rules::{RulesConfig, StoreConfig};
 pub use tenants::TenantConfig;
+pub use tidegate_control::StoreConfig;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tidegate_control::{Bucket, Snapshots, StoreConfig};
 use tidegate_rules::RuleSet;
 use tidegate_rules::store::Address;
 
 use super::reader::Reader;
-use crate::control::{Bucket, Snapshots};
 
 /// Where rules are.
 #[derive(Clone, Debug)]
@@ -32,22 +32,6 @@ impl RulesConfig {
             Self::Store(store) => RulesLocation::Store(store.address.clone()),
         }
     }
-}
-
-/// A store of rules, and how it is followed.
-#[derive(Clone, Debug)]
-pub struct StoreConfig {
-    /// Where it is. Shown without its password.
-    pub address: Address,
-    /// The dimension that places rules, as the field of this name in a rules file.
-    pub placement: Option<String>,
-    /// The place of the snapshots; `None` if none are written.
-    pub snapshots: Option<Snapshots>,
-    /// The interval at which all rows are compared, regardless of notifications.
-    pub reconcile: Duration,
-    /// The interval at which revisions are compared, besides notifications; `None` for the default
-    /// of the store.
-    pub look: Option<Duration>,
 }
 
 impl Reader<'_> {

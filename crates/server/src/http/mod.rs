@@ -90,11 +90,6 @@ impl<'s> HttpRequest<'s> {
         caller.and_then(|caller| self.shared.credentials.actor(caller)).ok_or_else(Problem::unauthorized)
     }
 
-    /// Whether the server has no tokens, so that all callers are the same.
-    pub(crate) fn is_open(&self) -> bool {
-        self.caller.is_some_and(|caller| caller.is_anonymous())
-    }
-
     /// Returns the caller's principal, if it has at least `role`.
     pub(crate) fn principal(&self, role: Role) -> Result<Principal, Problem> {
         match self.caller.map(|caller| caller.principal) {

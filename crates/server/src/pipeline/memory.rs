@@ -113,8 +113,8 @@ impl RequestContext<'_> {
             let Some(recorder) = self.recorder() else { break };
             let Some((key, check)) = find(checks, at) else { continue };
             let source = decider.source_of(&outcome);
-            let recorded = RecordedDecision::of_limit(outcome.is_allowed(), Some(&outcome), (source, None));
-            self.write_record(recorder, &recorded, RecordSubject::of_key(key, check.requested_cost()));
+            let logged = RecordedDecision::of_limit(outcome.is_allowed(), Some(&outcome), (source, None));
+            self.write_record(recorder, &logged, RecordSubject::of_key(key, check.requested_cost()));
         }
     }
 

@@ -26,6 +26,7 @@ pub(crate) struct RecordSubject<'d, D> {
 
 impl<D> RecordSubject<'_, D> {
     /// Names a request that no rule applies to.
+    #[expect(clippy::large_types_passed_by_value, reason = "the subject takes the key")]
     pub(crate) fn new(key: RecordKey, cost: u64, dimensions: D) -> Self {
         Self { key, cost, rule_version: 0, set_version: "", replaced_by: "", until_ms: None, dimensions }
     }

@@ -45,14 +45,16 @@ pub(super) async fn decide<'g>(
         }
         if !progress.is_allowed() {
             // A denied request is not charged.
-            charged.iter().for_each(|planned| decider.refund(&planned.check));
+            for planned in &charged {
+                decider.refund(&planned.check);
+            }
         }
     }
     progress.decide_rest().await?;
     Ok(progress.into_decision())
 }
 
-impl<'g, 'k> PlannedCheck<'g, 'k> {
+impl<'g> PlannedCheck<'g, '_> {
     fn is_charged_as_one(&self) -> bool {
         self.role == CheckRole::Enforced && !self.is_probe
     }
@@ -65,12 +67,12 @@ impl<'g, 'k> PlannedCheck<'g, 'k> {
             return Ok(seen);
         }
         let one = self.check.clone().cost(1);
-        let decided = decider.check_all([&one]).await?;
-        if decided.decision.is_allowed() {
+        let retried = decider.check_all([&one]).await?;
+        if retried.decision.is_allowed() {
             // A unit drained between the two checks.
             decider.refund(&one);
         }
-        Ok(decided)
+        Ok(retried)
     }
 
     /// Reads the meter, and charges nothing.
@@ -84,7 +86,7 @@ impl<'g, 'k> PlannedCheck<'g, 'k> {
         decider: &Decider,
         is_allowed: bool,
     ) -> Result<Option<LimitOutcome<'g>>, TooManyLimits> {
-        let decided = match self.role {
+        let sourced = match self.role {
             CheckRole::Shadow if is_allowed => self.decide_alone(decider).await?,
             CheckRole::Refund => {
                 decider.refund(&self.check);
@@ -92,7 +94,7 @@ impl<'g, 'k> PlannedCheck<'g, 'k> {
             }
             _ => self.read(decider).await?,
         };
-        Ok(decided.decision.outcomes().first().copied())
+        Ok(sourced.decision.outcomes().first().copied())
     }
 }
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use arrayvec::ArrayVec;
 use tidegate::{Gate, LIMITS_PER_CHECK_MAX, Outcome as LimitOutcome};
+use tidegate_control::RuleCount;
 use tidegate_record::RecordKey;
 use tidegate_rules::{Dimensions, EffectiveTerms, EmergencyTerms, KEY_PARTS_MAX, Key, Mode, Rule};
 
@@ -12,7 +13,7 @@ use super::{CheckRole, PlannedCheck, RecordSubject, RequestContext, RequestDecis
 use crate::auth::TenantIndex;
 use crate::decider::check_of_parts;
 use crate::metrics::{DecisionSource, Surface};
-use crate::rules::{ActiveRules, RuleCount};
+use crate::rules::ActiveRules;
 use crate::shared::Shared;
 
 /// A request, with the rules that apply to it.
@@ -111,7 +112,9 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         if enforced.len() > LIMITS_PER_CHECK_MAX {
             // Each rule counts a denial. Otherwise the change that caused it would not be rolled
             // back. No rule decided, so the record has the key of the first.
-            enforced.iter().for_each(|matched| matched.count(false));
+            for matched in enforced {
+                matched.count(false);
+            }
             admission.refuse(|| self.subject(Some(0), cost));
             return Err(self.too_many());
         }

@@ -46,8 +46,8 @@ struct CheckData<'r> {
 }
 
 impl<'r> CheckData<'r> {
-    fn new(of: &'r DirectLimit<'_>, status: LimitData<'r>) -> Self {
-        let LimitData { success: passed, limit, remaining, reset, override_id } = status;
+    fn new(of: &'r DirectLimit<'_>, status: &LimitData<'r>) -> Self {
+        let LimitData { success: passed, limit, remaining, reset, override_id } = *status;
         Self {
             namespace: &of.namespace,
             identifier: &of.identifier,
@@ -80,7 +80,7 @@ pub(in crate::http) async fn answer(
     let decision = decide(req, principal.tenant, &limits).await?;
     let outcome = |at: usize| decision.as_ref().and_then(|decision| decision.outcomes.get(at)?.as_ref());
     let statuses = limits.iter().enumerate();
-    let statuses = statuses.map(|(at, limit)| CheckData::new(limit, limit.status(outcome(at), wall_us)));
+    let statuses = statuses.map(|(at, limit)| CheckData::new(limit, &limit.status(outcome(at), wall_us)));
     let passed = decision.as_ref().is_none_or(RequestDecision::is_allowed);
     let mut answer = enveloped(MultiData { passed, limits: statuses.collect() });
     if let Some(decision) = &decision {

@@ -10,33 +10,33 @@ use tidegate_rules::change::{ChangeState, Operation};
 use tidegate_rules::rows::{RowKind, RuleRows};
 use tidegate_rules::store::{Rollback, StoreError};
 
-use super::applied::AppliedChange;
-use super::denials::{Denials, LoggedCount, REMEMBERED_MAX, WATCHED_MS};
-use super::rollback::{AUTOMATIC, may_pass};
-use super::{Control, PlanError, let_go};
+use crate::applied::AppliedChange;
+use crate::control::{Control, let_go};
+use crate::denials::{Denials, LoggedCount, REMEMBERED_MAX, WATCHED_MS};
 use crate::guardrail::{ApprovedEffect, ChangePlan, RECORDS_MAX, StricterRules, tightened, with};
-use crate::rules::ActiveRules;
-use crate::shared::Shared;
+use crate::node::{ControlEvent, Node, NodeRules};
+use crate::plan::PlanError;
+use crate::rollback::{AUTOMATIC, may_pass};
 
 /// Rules that were in force until they were replaced.
 #[derive(Debug)]
-pub(super) struct PreviousRules {
+pub(super) struct PreviousRules<N: Node> {
     pub(super) rule_rows: Arc<RuleRows>,
-    pub(super) rules: Arc<ActiveRules>,
+    pub(super) rules: Arc<N::Rules>,
     /// When that was.
     pub(super) at_ms: u64,
 }
 
 /// Changes in force that are not reviewed yet.
 #[derive(Debug)]
-pub(super) struct UnreviewedChanges {
+pub(super) struct UnreviewedChanges<N: Node> {
     /// Those up to this revision were looked at.
     noted: u64,
     /// Rules in force before them; `None` if this server has just started.
-    before: Option<PreviousRules>,
+    before: Option<PreviousRules<N>>,
 }
 
-impl UnreviewedChanges {
+impl<N: Node> UnreviewedChanges<N> {
     /// Returns the changes that came into force before this server started.
     pub(super) fn at_start() -> Self {
         Self { noted: 0, before: None }
@@ -63,9 +63,9 @@ struct RowReferences {
     template: Option<String>,
 }
 
-impl Control {
+impl<N: Node> Control<N> {
     /// Measures how long the new rules took to arrive, and watches their effect from now on.
-    pub(super) async fn review_applied(self: &Arc<Self>, replaced: PreviousRules) {
+    pub(super) async fn review_applied(self: &Arc<Self>, replaced: PreviousRules<N>) {
         let mut unreviewed = self.unreviewed.lock().await;
         // The review of an earlier change may just have ended the separate count.
         self.with_denials(Denials::set_aside).await;
@@ -85,7 +85,7 @@ impl Control {
         self.note(&mut *self.unreviewed.lock().await).await;
     }
 
-    async fn note(self: &Arc<Self>, unreviewed: &mut Option<UnreviewedChanges>) {
+    async fn note(self: &Arc<Self>, unreviewed: &mut Option<UnreviewedChanges<N>>) {
         let Some(changes) = unreviewed else { return };
         if let Err(error) = self.try_note(changes).await {
             return tracing::warn!(%error, "changes that were taken over are not watched yet: tried again");
@@ -96,25 +96,26 @@ impl Control {
         }
     }
 
-    fn let_go_of(&self, PreviousRules { rule_rows, rules, .. }: PreviousRules) {
+    fn let_go_of(&self, PreviousRules { rule_rows, rules, .. }: PreviousRules<N>) {
         self.runtime.spawn(let_go(rules));
         self.runtime.spawn(let_go(Arc::clone(&rule_rows.rows)));
     }
 
-    async fn try_note(self: &Arc<Self>, unreviewed: &mut UnreviewedChanges) -> Result<(), StoreError> {
-        let Some(shared) = self.shared.upgrade() else { return Ok(()) };
+    async fn try_note(self: &Arc<Self>, unreviewed: &mut UnreviewedChanges<N>) -> Result<(), StoreError> {
+        let Some(node) = self.node.upgrade() else { return Ok(()) };
         self.take_last_rollback().await?;
-        let applied_operations = self.applied_operations(unreviewed, &shared).await?;
+        let applied_operations = self.applied_operations(unreviewed, &node).await?;
         let Some(first) = applied_operations.first() else { return Ok(()) };
         let before = if let Some(replaced) = &unreviewed.before {
-            self.since_replaced(replaced, &applied_operations, &shared).await
+            self.since_replaced(replaced, &applied_operations, &node).await
         } else {
-            self.recall(first.applied.at_ms, &shared).await;
-            self.since_start(first.applied.revision, &applied_operations, &shared).await?
+            self.recall(first.applied.at_ms, &node).await;
+            self.since_start(first.applied.revision, &applied_operations, &node).await?
         };
         for AppliedOperations { applied, operations } in applied_operations {
             if let Some(replaced) = &unreviewed.before {
-                shared.telemetry.metrics.control.lagged(replaced.at_ms.saturating_sub(applied.at_ms));
+                let ms = replaced.at_ms.saturating_sub(applied.at_ms);
+                node.note(ControlEvent::Lagged { ms });
             }
             let revision = applied.revision;
             // An automatic rollback is not watched: the denials that it ends must not undo it.
@@ -126,15 +127,16 @@ impl Control {
         Ok(())
     }
 
-    /// The changes to look at: all since the rules were replaced; after a start, those that would still be watched.
+    /// Returns the changes to look at: all since the rules were replaced; after a start, those that
+    /// would still be watched.
     async fn applied_operations(
         &self,
-        unreviewed: &UnreviewedChanges,
-        shared: &Shared,
+        unreviewed: &UnreviewedChanges<N>,
+        node: &N,
     ) -> Result<Vec<AppliedOperations>, StoreError> {
         let since_ms = match unreviewed.before {
             Some(_) => 0,
-            None => shared.now_ms().saturating_sub(WATCHED_MS),
+            None => node.now_ms().saturating_sub(WATCHED_MS),
         };
         let mut applied_operations = Vec::new();
         for applied in self.applied_after(unreviewed.noted).await? {
@@ -148,17 +150,15 @@ impl Control {
 
     async fn since_replaced(
         &self,
-        replaced: &PreviousRules,
+        replaced: &PreviousRules<N>,
         applied_operations: &[AppliedOperations],
-        shared: &Arc<Shared>,
+        node: &Arc<N>,
     ) -> PriorRules {
         let (rule_rows, rules) = (Arc::clone(&replaced.rule_rows), Arc::clone(&replaced.rules));
         let operations = all_of(applied_operations);
-        let (known, shared) = (Arc::clone(&rule_rows), Arc::clone(shared));
-        let stricter = aside(move || {
-            let in_force = shared.rules.load();
-            tightened((rules.set(), in_force.set()), &known, &operations, shared.now_ms())
-        });
+        let (known, node) = (Arc::clone(&rule_rows), Arc::clone(node));
+        let stricter =
+            aside(move || tightened((rules.set(), node.rules().set()), &known, &operations, node.now_ms()));
         PriorRules { rule_rows, stricter: stricter.await }
     }
 
@@ -168,7 +168,7 @@ impl Control {
         self: &Arc<Self>,
         first: u64,
         applied_operations: &[AppliedOperations],
-        shared: &Arc<Shared>,
+        node: &Arc<N>,
     ) -> Result<PriorRules, StoreError> {
         let rule_rows = self.rule_rows();
         let restoring = Rollback::ToRevision(first.saturating_sub(1));
@@ -183,12 +183,12 @@ impl Control {
                 return Ok(PriorRules { rule_rows, stricter: None });
             }
         };
-        let (operations, shared) = (all_of(applied_operations), Arc::clone(shared));
+        let (operations, node) = (all_of(applied_operations), Arc::clone(node));
         let (known, back) = (Arc::clone(&rule_rows), restored.clone());
         let compare = move |change_plan: ChangePlan| {
-            let (before, in_force) = (Arc::new(with(&known, &back)), shared.rules.load());
+            let (before, in_force) = (Arc::new(with(&known, &back)), node.rules());
             let sets = (change_plan.after(), in_force.set());
-            let stricter = tightened(sets, &before, &operations, shared.now_ms());
+            let stricter = tightened(sets, &before, &operations, node.now_ms());
             PriorRules { rule_rows: before, stricter: Some(stricter) }
         };
         match self.compile_change(&rule_rows, &restored, compare).await {
@@ -207,11 +207,11 @@ impl Control {
 
     /// Reads the denials before a change that is older than this server from the decision log, if
     /// there is one. Denials that a rule always had are no jump.
-    async fn recall(self: &Arc<Self>, changed_ms: u64, shared: &Shared) {
-        let Some(decision_log) = &shared.telemetry.decision_log else { return };
+    async fn recall(self: &Arc<Self>, changed_ms: u64, node: &N) {
+        let Some(log) = node.log() else { return };
         let window = (changed_ms.saturating_sub(WATCHED_MS), changed_ms);
         let counts = LoggedCounts { changed_ms, rules: HashMap::new() };
-        let counted = decision_log.replay(window, RECORDS_MAX, counts, LoggedCounts::take, |counts| counts);
+        let counted = log.replay(window, RECORDS_MAX, counts, LoggedCounts::take, |counts| counts);
         match counted.await {
             Ok(counts) => {
                 self.with_denials(move |denials| denials.recall(counts.rules)).await;
@@ -238,12 +238,12 @@ impl Control {
             kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(ApprovedEffect::read);
         let touched = touched(&operations, &before.rule_rows, &self.rule_rows());
         let stricter = before.stricter.clone();
-        let (shared, change) = (self.shared.upgrade(), (applied.change, applied.at_ms));
+        let (node, change) = (self.node.upgrade(), (applied.change, applied.at_ms));
         self.with_denials(move |denials| {
             let rules = to_watch(touched, stricter.as_ref(), denials);
             let gone = denials.watch(change, rules, approved.as_ref());
-            if let Some(shared) = shared {
-                denials.begin(&shared.rules.load());
+            if let Some(node) = node {
+                denials.begin(&*node.rules());
             }
             for change in gone {
                 tracing::error!(change, "no longer watched: too many are, of later changes");

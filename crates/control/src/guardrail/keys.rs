@@ -10,7 +10,8 @@
 
 use std::collections::HashMap;
 
-use super::meter::{Rate, Stream, as_real};
+use super::meter::Stream;
+use super::rate::{Rate, as_real};
 
 /// Number of records from which on a key's own records give its requests and their span; below it,
 /// all such keys together do.
@@ -150,34 +151,37 @@ fn stream(key: &Key, pool: &Pool, window_ms: f64, guess: Guess) -> Option<Stream
     }
     let span_ms = if (key.drawn as usize) < OWN_FROM { pool.span_ms(window_ms) } else { key.span_ms() };
     let span_ms = whole(span_ms.clamp(1.0, window_ms));
-    let cost = key.cost / drawn;
+    let mean_cost = key.cost / drawn;
     // The units that passed have drained since, or are part of the level.
     let most = |spent: SpentLevel| {
-        (f64::from(spent.level) + spent.rate.per_ms() * as_real(span_ms)) / cost.max(1.0) - drawn
+        (f64::from(spent.level) + spent.rate.per_ms() * as_real(span_ms)) / mean_cost.max(1.0) - drawn
     };
     let requests = (share * key.behind).min(key.spent.map_or(f64::INFINITY, most)).max(0.0);
+    // Requests of a whole cost that together have the same units.
+    let cost = mean_cost.round().max(if mean_cost > 0.0 { 1.0 } else { 0.0 });
+    let requests = if cost > 0.0 { requests * mean_cost / cost } else { requests };
     Some(Stream {
         from_ms: key.last_ms.saturating_sub(span_ms),
         to_ms: key.last_ms,
-        per_ms: requests / as_real(span_ms),
-        cost,
+        requests: whole(requests.round()),
+        cost: whole(cost),
     })
 }
 
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "milliseconds from 1 to those of a window"
+    reason = "no number here is negative, and a larger one saturates"
 )]
-fn whole(ms: f64) -> u64 {
-    ms as u64
+fn whole(number: f64) -> u64 {
+    number as u64
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use tidegate::Limit;
+    use tidegate_core::Limit;
 
     use super::*;
 
@@ -188,14 +192,13 @@ mod tests {
     }
 
     /// The requests behind the records of keys, each of which has records at these times.
-    fn behind(keys: &[(u64, &[u64])], drawn_from: f64, guess: Guess) -> HashMap<u64, f64> {
+    fn behind(keys: &[(u64, &[u64])], drawn_from: f64, guess: Guess) -> HashMap<u64, u64> {
         let mut all = Keys::default();
         for (place, at) in keys {
             at.iter().for_each(|at_ms| all.note((0, *place), &drawn(*at_ms, drawn_from, 1)));
         }
         let streams = all.streams(HOUR_MS, guess);
-        let requests = |stream: Stream| stream.per_ms * as_real(stream.to_ms - stream.from_ms);
-        streams.into_iter().map(|(place, stream)| (place, requests(stream).round())).collect()
+        streams.into_iter().map(|(place, stream)| (place, stream.requests)).collect()
     }
 
     #[test]
@@ -211,7 +214,7 @@ mod tests {
         // Each of the others for a thousand, and itself, less the four that are there.
         let known =
             behind(&[(1, &[5_000, 6_000, 7_000, 8_000]), (2, &[6]), (3, &[7])], 1_000.0, Guess::Likely);
-        assert_eq!(known, HashMap::from([(1, 2_997.0)]));
+        assert_eq!(known, HashMap::from([(1, 2_997)]));
     }
 
     #[test]
@@ -219,10 +222,10 @@ mod tests {
         let keys: Vec<(u64, &[u64])> =
             (0..90).map(|at| (at, &[5_000][..])).chain([(100, &[4_000, 5_000][..])]).collect();
         let known = behind(&keys, 1_000.0, Guess::Likely);
-        assert_eq!((known[&0], known[&100]), (22.0, 999.0));
+        assert_eq!((known[&0], known[&100]), (22, 999));
         // One pair, and two standard deviations more.
         let most = behind(&keys, 1_000.0, Guess::AtMost);
-        assert_eq!((most[&0], most[&100]), (85.0, 999.0));
+        assert_eq!((most[&0], most[&100]), (85, 999));
     }
 
     #[test]
@@ -234,10 +237,7 @@ mod tests {
         all.note((0, 3), &drawn(99_000, 1_000.0, 1));
         let streams = all.streams(HOUR_MS, Guess::Likely);
         let measured = |place: u64| (streams[&place].from_ms, streams[&place].to_ms, streams[&place].cost);
-        assert_eq!(
-            [1, 2, 3].map(measured),
-            [(8_000, 15_000, 2.0), (4_000, 13_000, 1.0), (90_000, 99_000, 1.0)]
-        );
+        assert_eq!([1, 2, 3].map(measured), [(8_000, 15_000, 2), (4_000, 13_000, 1), (90_000, 99_000, 1)]);
     }
 
     #[test]
@@ -250,8 +250,7 @@ mod tests {
         }
         let streams = all.streams(HOUR_MS, Guess::Likely);
         // Seven were spent and six leaked in six seconds, and some of them are there.
-        let requests = |place: u64| (streams[&place].per_ms * 6_000.0).round();
-        assert_eq!((requests(1), requests(2), requests(3)), (12.0, 12.0, 11.0));
+        assert_eq!([1, 2, 3].map(|place| streams[&place].requests), [12, 12, 11]);
     }
 
     #[test]
@@ -262,6 +261,6 @@ mod tests {
             keys(200, 0, ones).chain(keys(40, 1_000, twos)).chain(keys(4, 2_000, threes)).collect();
         let known = behind(&all, 1_001.0, Guess::Likely);
         // 2 * 40 / 200, 3 * 4 / 40; four keys are too few, so their own records count.
-        assert_eq!((known[&0], known[&1_000], known[&2_000]), (400.0, 300.0, 2_000.0));
+        assert_eq!((known[&0], known[&1_000], known[&2_000]), (400, 300, 2_000));
     }
 }

@@ -10,7 +10,7 @@ use tidegate_rules::snapshot::{self, Snapshot};
 use ureq::http::Response;
 use ureq::{Agent, Body};
 
-use super::snapshots::DatedSnapshot;
+use crate::snapshots::DatedSnapshot;
 
 /// Timeout of one request. Longer: tolerates a slow network; a start without the store takes longer
 /// while the bucket is unreachable too.
@@ -53,7 +53,7 @@ impl fmt::Display for Bucket {
 
 impl Bucket {
     /// From `s3://BUCKET/PREFIX`, and the variables that every client of S3 reads.
-    pub(crate) fn new(url: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+    pub fn new(url: &str, variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let set =
             |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()));
         let (name, prefix) =

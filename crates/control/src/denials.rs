@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use super::watch::{UnwatchedReason, WatchForecast};
 use crate::guardrail::{ApprovedEffect, StricterRules};
-use crate::rules::{ActiveRules, RuleTally};
+use crate::node::NodeRules;
+use crate::rule_count::RuleTally;
+use crate::watch::{UnwatchedReason, WatchForecast};
 
 /// Interval between two looks at the denials. Shorter: a mistake is rolled back earlier; all rules
 /// are scanned more often.
@@ -39,7 +40,8 @@ pub(super) const REMEMBERED_MAX: usize = 100_000;
 /// Rules of one change that are watched, some 200 bytes each; the first by name.
 const RULES_MAX: usize = 10_000;
 
-/// Rules that are watched at once, of all changes. Beyond, the earliest changes are no longer. Higher: more memory, 20 MB for these.
+/// Rules that are watched at once, of all changes. Beyond, the earliest changes are no longer.
+/// Higher: more memory, 20 MB for these.
 const WATCHED_RULES_MAX: usize = 100_000;
 const _: () = assert!(RULES_MAX <= WATCHED_RULES_MAX, "the latest change is always watched");
 
@@ -124,11 +126,11 @@ pub(super) struct DenialJump {
 
 impl Denials {
     /// Takes the counts of the rules. A rule set that was just replaced may still have some.
-    pub(super) fn take_from(&mut self, rules: &ActiveRules) {
+    pub(super) fn take_from(&mut self, rules: &impl NodeRules) {
         if self.minutes.is_empty() {
             self.minutes.push_front(Minute::default());
         }
-        for (rule, count) in rules.counts() {
+        for (rule, count) in rules.counted() {
             let did = count.take();
             if did != RuleTally::default() {
                 self.note(&rule.name, did);
@@ -300,7 +302,7 @@ impl Denials {
     }
 
     /// Starts to judge the watched changes, and counts the requests of their rules from now on.
-    pub(super) fn begin(&mut self, rules: &ActiveRules) {
+    pub(super) fn begin(&mut self, rules: &impl NodeRules) {
         self.mark(rules);
         self.take_from(rules);
         let all = self.watched.iter_mut().flat_map(|watched| watched.rules.values_mut());
@@ -308,10 +310,10 @@ impl Denials {
     }
 
     /// Has the requests of the rules counted that are watched, and of no others.
-    pub(super) fn mark(&self, rules: &ActiveRules) {
+    pub(super) fn mark(&self, rules: &impl NodeRules) {
         let names: HashSet<&str> =
             self.watched.iter().flat_map(|watched| watched.rules.keys()).map(|name| &**name).collect();
-        for (rule, count) in rules.counts() {
+        for (rule, count) in rules.counted() {
             count.watch(!names.is_empty() && names.contains(&*rule.name));
         }
     }
@@ -415,6 +417,7 @@ fn as_float(count: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_node::TestRules;
 
     const NOW_MS: u64 = 1_000_000;
 
@@ -422,7 +425,7 @@ mod tests {
     fn looks(denials: &mut Denials, count: usize, (denied, asked): (u64, u64)) -> Vec<DenialJump> {
         let mut jumps = Vec::new();
         for _ in 0..count {
-            denials.take_from(&ActiveRules::default());
+            denials.take_from(&TestRules::default());
             denials.note("a", tally(denied, asked));
             jumps = denials.look(NOW_MS);
         }
@@ -449,7 +452,7 @@ mod tests {
         approved: Option<&ApprovedEffect>,
     ) -> Vec<u64> {
         let gone = denials.watch(change, rules.map(str::to_owned), approved);
-        denials.begin(&ActiveRules::default());
+        denials.begin(&TestRules::default());
         gone
     }
 
@@ -478,7 +481,7 @@ mod tests {
         // The server runs for long, and the rule has requests for half a minute only.
         let mut denials = Denials::default();
         for _ in 0..2 * LOOKS_PER_MINUTE {
-            denials.take_from(&ActiveRules::default());
+            denials.take_from(&TestRules::default());
             denials.look(NOW_MS);
         }
         looks(&mut denials, LOOKS_PER_MINUTE / 2, (0, 100));
@@ -519,7 +522,7 @@ mod tests {
         let enforced_after = |shadow_denied: u64| {
             let mut denials = Denials::default();
             for look in 0..LOOKS_PER_MINUTE as u64 {
-                denials.take_from(&ActiveRules::default());
+                denials.take_from(&TestRules::default());
                 let shadow_denied = if look == 0 { shadow_denied } else { 0 };
                 denials.note("a", RuleTally { shadow_denied, is_used: true, ..RuleTally::default() });
                 denials.look(NOW_MS);
@@ -531,7 +534,7 @@ mod tests {
         // In shadow mode the rule denies nothing.
         let mut denials = with_baseline(["a"]);
         watch(&mut denials, (7, NOW_MS), ["a"], None);
-        denials.take_from(&ActiveRules::default());
+        denials.take_from(&TestRules::default());
         denials.note("a", RuleTally { shadow_denied: 1_000, is_used: true, ..RuleTally::default() });
         assert_eq!(denials.look(NOW_MS), []);
     }
@@ -548,7 +551,7 @@ mod tests {
         let jumps = |approved: Option<&ApprovedEffect>, rule: &str, look: (u64, u64)| {
             let mut denials = with_baseline(["a", "b"]);
             watch(&mut denials, (7, NOW_MS), ["a", "b"], approved);
-            denials.take_from(&ActiveRules::default());
+            denials.take_from(&TestRules::default());
             denials.note(rule, tally(look.0, look.1));
             denials.look(NOW_MS).len()
         };
@@ -599,10 +602,10 @@ mod tests {
     fn denials_before_requests_are_counted_are_no_jump() {
         let jumps = |begins: bool| {
             let mut denials = with_baseline(["a"]);
-            denials.take_from(&ActiveRules::default());
+            denials.take_from(&TestRules::default());
             denials.watch((7, NOW_MS), ["a".to_owned()], None);
             if begins {
-                denials.begin(&ActiveRules::default());
+                denials.begin(&TestRules::default());
             }
             denials.note("a", tally(300, 1));
             denials.look(NOW_MS).len()

@@ -5,14 +5,14 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::denials::{DENIALS_MIN, DENIED_PERCENT_MIN, JUMP, WATCHED_MS};
+use crate::denials::{DENIALS_MIN, DENIED_PERCENT_MIN, JUMP, WATCHED_MS};
 
 /// How many of the watched rules are named.
 const NAMES_MAX: usize = 20;
 
 /// The rules of a change that are watched, and the reason for those that are not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct WatchForecast {
+pub struct WatchForecast {
     /// The first of the watched rules.
     rules: Vec<String>,
     pub(super) rule_count: usize,
@@ -56,7 +56,7 @@ impl WatchForecast {
     }
 
     /// Returns the watch as answers have it; `None` if no rule is watched.
-    pub(crate) fn to_json(&self) -> Option<Value> {
+    pub fn to_json(&self) -> Option<Value> {
         (self.rule_count > 0).then(|| {
             json!({
                 "seconds": WATCHED_MS / 1_000,
@@ -70,7 +70,7 @@ impl WatchForecast {
     }
 
     /// Returns the reason why rules are not watched; `None` if all rules are that may deny more.
-    pub(crate) fn not_watched(&self) -> Option<String> {
+    pub fn not_watched(&self) -> Option<String> {
         let Some((rule, reason)) = &self.unwatched else {
             return (self.rule_count == 0).then(|| "no rule denies more than before".to_owned());
         };

@@ -7,59 +7,70 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tidegate_core::{Backoff, with_jitter};
-use tidegate_rules::rows::RuleRows;
 use tidegate_rules::snapshot::Snapshot;
-use tidegate_rules::store::{RETRY_MAX, RETRY_MIN, Signal, Store};
+use tidegate_rules::store::{Address, RETRY_MAX, RETRY_MIN, Signal, Store};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::credentials::admit;
-use super::plan::PlanPermits;
-use super::review::UnreviewedChanges;
-use super::snapshots::LastWrite;
-use super::{Control, EMPTY, LoadDepth, LoadError, LoadState, compile, rollback, snapshots};
-use crate::auth::Credentials;
-use crate::config::StoreConfig;
-use crate::rules::ActiveRules;
-use crate::shared::{Shared, StartError};
+use crate::control::{Control, EMPTY, LoadDepth, LoadError, LoadState, compile, in_force};
+use crate::node::{ControlEvent, Node, NodeRules};
+use crate::plan::PlanPermits;
+use crate::review::UnreviewedChanges;
+use crate::rollback;
+use crate::snapshots::{self, LastWrite, Snapshots};
 
 /// Delay before a retry after a failed load. Shorter: the rules arrive earlier; a store in trouble
 /// gets more requests.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// A server that follows the store of its rules, or will once it is there.
-pub(crate) struct StoreFollower {
+/// A rule store, and how it is followed.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    /// Where it is. Shown without its password.
+    pub address: Address,
+    /// The dimension that places rules, as the field of this name in a rules file.
+    pub placement: Option<String>,
+    /// The place of the snapshots; `None` if none are written.
+    pub snapshots: Option<Snapshots>,
+    /// The interval at which all rows are compared, regardless of notifications.
+    pub reconcile: Duration,
+    /// The interval at which revisions are compared, besides notifications; `None` for the default
+    /// of the store.
+    pub look: Option<Duration>,
+}
+
+/// A node that follows its rule store, or will once the store is there.
+#[derive(Debug)]
+pub struct StoreFollower<N: Node> {
     config: StoreConfig,
-    shared: Arc<Shared>,
-    /// Before any of a store, or of a snapshot, were added.
-    configured: Arc<Credentials>,
+    node: Arc<N>,
     /// The followed store, or the snapshot in force until the store is reachable.
-    begun: Result<Arc<Control>, Snapshot>,
+    begun: Result<Arc<Control<N>>, Snapshot>,
     /// Whether the first rules came from a snapshot.
     is_kept: bool,
 }
 
-impl StoreFollower {
+impl<N: Node> StoreFollower<N> {
     /// Puts the rules of the store in force; if they cannot be had, those of the last good snapshot.
-    pub(crate) async fn start(config: &StoreConfig, shared: &Arc<Shared>) -> Result<Self, StartError> {
-        let (config, shared) = (config.clone(), Arc::clone(shared));
-        let configured = Arc::clone(&shared.credentials.load());
+    /// Returns an error if there is neither, each problem in a line of its own.
+    pub async fn start(config: &StoreConfig, node: &Arc<N>) -> Result<Self, String> {
+        let (config, node) = (config.clone(), Arc::clone(node));
         let (control, problem) = match Store::open(&config.address).await {
             Err(error) => (None, error.to_string()),
             Ok(store) => {
-                let control = control(store, Snapshot::default(), &config, &shared, &configured);
+                let control = Control::new(store, Snapshot::default(), config.placement.clone(), &node);
                 match control.take_rows(LoadDepth::First).await {
                     Ok(()) => {
-                        shared.telemetry.metrics.control.store_is_up(true);
+                        node.note(ControlEvent::StoreUp(true));
                         let is_new = control.rule_rows().revision == 0;
                         if is_new {
-                            begin_from_snapshot_for_empty_store(&config, &shared, &control).await;
+                            begin_from_snapshot_for_empty_store(&config, &node, &control).await;
                         }
                         let is_kept = is_new && control.rule_rows().revision > 0;
-                        shared.rules.follow(Arc::clone(&control));
-                        return Ok(Self { config, shared, configured, begun: Ok(control), is_kept });
+                        node.follow(Arc::clone(&control));
+                        return Ok(Self { config, node, begun: Ok(control), is_kept });
                     }
                     Err(problem) => {
                         // Refused content is retried when it changes; after a failed load,
@@ -72,39 +83,40 @@ impl StoreFollower {
                 }
             }
         };
-        shared.telemetry.metrics.control.store_is_up(control.is_some());
-        let last = last_good(&config, &shared).await.map_err(|also| {
-            StartError::Rules(format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))
-        })?;
-        let snapshot = last.begin(&shared, &problem);
+        node.note(ControlEvent::StoreUp(control.is_some()));
+        let last = last_good(&config, &node)
+            .await
+            .map_err(|also| format!("{problem}\nrules_snapshots: nothing to start from instead: {also}"))?;
+        let snapshot = last.begin(&*node, &problem);
         let begun = match control {
             None => {
-                admit(&configured, &snapshot.credentials, &shared);
+                node.admit_stored(&snapshot.credentials);
                 Err(snapshot)
             }
             Some(control) => {
-                control.begin_with(snapshot, &shared).await;
-                shared.rules.follow(Arc::clone(&control));
+                control.begin_with(snapshot, &*node).await;
+                node.follow(Arc::clone(&control));
                 Ok(control)
             }
         };
-        Ok(Self { config, shared, configured, begun, is_kept: true })
+        Ok(Self { config, node, begun, is_kept: true })
     }
 
     /// Takes over changes until `stop` is cancelled.
-    pub(crate) async fn run(self, stop: CancellationToken) {
-        let Self { config, shared, configured, begun, is_kept } = self;
+    pub async fn run(self, stop: CancellationToken) {
+        let Self { config, node, begun, is_kept } = self;
         let control = match begun {
             Ok(control) => control,
             Err(snapshot) => {
                 let store = tokio::select! {
                     () = stop.cancelled() => return,
-                    store = find(&config, seed(&shared)) => store,
+                    store = find(&config, seed(node.now_ms())) => store,
                 };
-                let control = control(store, snapshot, &config, &shared, &configured);
-                // Another store, or one that was set back, may have come to the revisions of the snapshot.
+                let control = Control::new(store, snapshot, config.placement.clone(), &node);
+                // Another store, or one that was set back, may have come to the revisions of the
+                // snapshot.
                 control.want(LoadDepth::Everything);
-                shared.rules.follow(Arc::clone(&control));
+                node.follow(Arc::clone(&control));
                 control
             }
         };
@@ -129,35 +141,6 @@ impl StoreFollower {
     }
 }
 
-pub(super) fn control(
-    store: Store,
-    Snapshot { rule_rows, credentials }: Snapshot,
-    config: &StoreConfig,
-    shared: &Arc<Shared>,
-    configured: &Arc<Credentials>,
-) -> Arc<Control> {
-    Arc::new(Control {
-        store,
-        shared: Arc::downgrade(shared),
-        runtime: Handle::current(),
-        placement: config.placement.clone(),
-        configured: Arc::clone(configured),
-        in_force: ArcSwap::from_pointee(rule_rows),
-        replacing: Mutex::new(()),
-        credentials: ArcSwap::from_pointee(credentials.to_vec()),
-        loading: tokio::sync::Mutex::new(LoadState::default()),
-        loading_emergencies: tokio::sync::Mutex::new(()),
-        rows_wanted: Notify::new(),
-        everything_wanted: AtomicBool::new(false),
-        emergencies_wanted: Notify::new(),
-        denials: Mutex::default(),
-        unreviewed: tokio::sync::Mutex::new(Some(UnreviewedChanges::at_start())),
-        last_rollback: ArcSwapOption::empty(),
-        plan_permits: PlanPermits::default(),
-        beside: tokio::sync::Mutex::default(),
-    })
-}
-
 /// Prefixes each line of a problem with the address of the store.
 fn located(config: &StoreConfig, problem: &str) -> String {
     let lines: Vec<String> =
@@ -167,22 +150,55 @@ fn located(config: &StoreConfig, problem: &str) -> String {
 
 /// Starts from the last snapshot, because an empty store may replace a lost one. Without rules
 /// every request would pass.
-async fn begin_from_snapshot_for_empty_store(config: &StoreConfig, shared: &Arc<Shared>, control: &Control) {
-    if let Ok(last) = last_good(config, shared).await
+async fn begin_from_snapshot_for_empty_store<N: Node>(
+    config: &StoreConfig,
+    node: &Arc<N>,
+    control: &Control<N>,
+) {
+    if let Ok(last) = last_good(config, node).await
         && last.snapshot.rule_rows.revision > 0
     {
-        control.begin_with(last.begin(shared, &located(config, EMPTY)), shared).await;
+        control.begin_with(last.begin(&**node, &located(config, EMPTY)), &**node).await;
         control.loading.lock().await.is_of_another = true;
     }
 }
 
-impl Control {
+impl<N: Node> Control<N> {
+    /// Follows a store, with the content of a snapshot in force.
+    pub(crate) fn new(
+        store: Store,
+        Snapshot { rule_rows, credentials }: Snapshot,
+        placement: Option<String>,
+        node: &Arc<N>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            node: Arc::downgrade(node),
+            runtime: Handle::current(),
+            placement,
+            in_force: ArcSwap::from_pointee(rule_rows),
+            replacing: Mutex::new(()),
+            credentials: ArcSwap::from_pointee(credentials.to_vec()),
+            loading: tokio::sync::Mutex::new(LoadState::default()),
+            loading_emergencies: tokio::sync::Mutex::new(()),
+            rows_wanted: Notify::new(),
+            everything_wanted: AtomicBool::new(false),
+            emergencies_wanted: Notify::new(),
+            denials: Mutex::default(),
+            unreviewed: tokio::sync::Mutex::new(Some(UnreviewedChanges::at_start())),
+            last_rollback: ArcSwapOption::empty(),
+            plan_permits: PlanPermits::default(),
+            beside: tokio::sync::Mutex::default(),
+            verifying_audit: tokio::sync::Mutex::new(()),
+        })
+    }
+
     /// Continues from a snapshot with its rules in force. Its tokens apply unless the store is
     /// known to have had any.
-    async fn begin_with(&self, Snapshot { rule_rows, credentials }: Snapshot, shared: &Shared) {
+    async fn begin_with(&self, Snapshot { rule_rows, credentials }: Snapshot, node: &N) {
         self.in_force.store(Arc::new(rule_rows));
         if self.credentials.load().is_empty() && !self.has_stored_credentials().await {
-            admit(&self.configured, &credentials, shared);
+            node.admit_stored(&credentials);
             self.credentials.store(Arc::new(credentials.to_vec()));
         }
     }
@@ -194,49 +210,51 @@ impl Control {
 }
 
 /// The last good snapshot, compiled.
-struct CompiledSnapshot {
+struct CompiledSnapshot<R> {
     snapshot: Snapshot,
     written_ms: Option<u64>,
-    rules: ActiveRules,
+    rules: R,
 }
 
 /// Reads and compiles the last good snapshot on a blocking thread: it may have a million rows and
 /// come over a network.
-async fn last_good(config: &StoreConfig, shared: &Arc<Shared>) -> Result<CompiledSnapshot, String> {
-    let (config, shared) = (config.clone(), Arc::clone(shared));
+async fn last_good<N: Node>(
+    config: &StoreConfig,
+    node: &Arc<N>,
+) -> Result<CompiledSnapshot<N::Rules>, String> {
+    let (config, node) = (config.clone(), Arc::clone(node));
     let reading = tokio::task::spawn_blocking(move || {
         let from = config.snapshots.as_ref().ok_or_else(|| "rules_snapshots is \"none\"".to_owned())?;
-        let (snapshot, written_ms) = from.read(shared.now_ms())?;
-        let rules = compile(&snapshot.rule_rows, config.placement.as_deref(), &shared)
+        let (snapshot, written_ms) = from.read(node.now_ms())?;
+        let rules = compile(&snapshot.rule_rows, config.placement.as_deref(), &*node)
             .map_err(|problems| format!("the last good snapshot in {from}: {problems}"))?;
         Ok(CompiledSnapshot { snapshot, written_ms, rules })
     });
     reading.await.unwrap_or_else(|error| Err(format!("no snapshot was read: {error}")))
 }
 
-impl CompiledSnapshot {
+impl<R: NodeRules> CompiledSnapshot<R> {
     /// Puts the snapshot in force and logs that.
-    fn begin(self, shared: &Shared, problem: &str) -> Snapshot {
+    fn begin(self, node: &impl Node<Rules = R>, problem: &str) -> Snapshot {
         let Self { snapshot, written_ms, rules } = self;
-        let RuleRows { revision, emergency_revision, .. } = snapshot.rule_rows;
-        let age_s = written_ms.map(|written_ms| shared.now_ms().saturating_sub(written_ms) / 1_000);
+        let age_s = written_ms.map(|written_ms| node.now_ms().saturating_sub(written_ms) / 1_000);
         tracing::error!(
             problem,
-            revision,
-            emergency_revision,
+            revision = snapshot.rule_rows.revision,
+            emergency_revision = snapshot.rule_rows.emergency_revision,
             credentials = snapshot.credentials.len(),
             written_s_ago = age_s,
             "the store of rules does not give them: starting with the last good snapshot"
         );
-        shared.telemetry.metrics.control.in_force(revision, emergency_revision);
-        shared.rules.store(Arc::new(rules));
+        node.note(in_force(&snapshot.rule_rows));
+        node.replace_rules(Arc::new(rules));
         snapshot
     }
 }
 
 /// Spreads the times at which many servers do the same.
-fn seed(shared: &Shared) -> u64 {
-    shared.now_ms() ^ u64::from(std::process::id()).rotate_left(32)
+fn seed(now_ms: u64) -> u64 {
+    now_ms ^ u64::from(std::process::id()).rotate_left(32)
 }
 
 /// Opens the store once it is reachable. Retries as for a store that is lost while the server runs.
@@ -257,8 +275,8 @@ async fn pause(time: Duration) {
 }
 
 /// Wakes the loading tasks when something may have changed, and for a full load at intervals.
-async fn watch(control: &Arc<Control>, config: &StoreConfig) {
-    let seed = control.shared.upgrade().map_or(0, |shared| seed(&shared));
+async fn watch<N: Node>(control: &Arc<Control<N>>, config: &StoreConfig) {
+    let seed = seed(control.now_ms());
     let mut watch = control.store().watch_looking(seed, config.look);
     let mut ticks = interval(with_jitter(config.reconcile, seed));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -282,24 +300,18 @@ async fn watch(control: &Arc<Control>, config: &StoreConfig) {
                         tracing::error!(problem, "the store of rules is gone: the last good rules stay in force");
                     }
                     is_up = false;
-                    report(control, is_up);
+                    control.count(ControlEvent::StoreUp(is_up));
                     continue;
                 }
             },
             _ = ticks.tick() => LoadDepth::Everything,
         };
-        report(control, is_up);
+        control.count(ControlEvent::StoreUp(is_up));
         control.want(wanted);
     }
 }
 
-fn report(control: &Control, is_up: bool) {
-    if let Some(shared) = control.shared.upgrade() {
-        shared.telemetry.metrics.control.store_is_up(is_up);
-    }
-}
-
-impl Control {
+impl<N: Node> Control<N> {
     pub(super) fn want(&self, look: LoadDepth) {
         if look == LoadDepth::Everything {
             self.everything_wanted.store(true, Ordering::Relaxed);
@@ -315,7 +327,7 @@ impl Control {
     }
 }
 
-async fn follow_rows(control: Arc<Control>) {
+async fn follow_rows<N: Node>(control: Arc<Control<N>>) {
     let mut is_done = true;
     loop {
         wait(&control.rows_wanted, is_done).await;
@@ -327,7 +339,7 @@ async fn follow_rows(control: Arc<Control>) {
     }
 }
 
-async fn follow_emergencies(control: Arc<Control>) {
+async fn follow_emergencies<N: Node>(control: Arc<Control<N>>) {
     let mut is_done = true;
     loop {
         wait(&control.emergencies_wanted, is_done).await;
@@ -362,52 +374,42 @@ fn log_outcome(what: &str, taken: Result<(), LoadError>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
-    use tidegate::ManualClock;
-    use tidegate_rules::rows::{RowKind, RuleRow};
+    use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 
     use super::*;
-    use crate::config::Config;
-    use crate::control::snapshots::Snapshots;
+    use crate::node::RuleTarget as _;
+    use crate::test_node::TestNode;
 
     /// A deadline to end a hung test.
     const WAIT_MAX: Duration = Duration::from_mins(1);
 
-    fn shared() -> Arc<Shared> {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let mut config = Config::read(&given, None).expect("good");
-        Arc::new(Shared::on_clock(&mut config, Arc::new(ManualClock::new())).expect("fits"))
+    fn config() -> StoreConfig {
+        let address = "sqlite::memory:".parse().expect("an address");
+        let (reconcile, look) = (Duration::from_hours(1), None);
+        StoreConfig { address, placement: None, snapshots: None, reconcile, look }
     }
 
     #[tokio::test]
     async fn after_a_start_from_a_snapshot_all_that_the_store_holds_is_looked_at() {
-        let shared = shared();
-        let address = "sqlite::memory:".parse().expect("an address");
-        let (reconcile, look) = (Duration::from_hours(1), None);
-        let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
+        let node = TestNode::new();
         // The store is of the same revision, and has no rule.
         let body = r#"{"key":["user"],"limit":1,"period":"1h"}"#.to_owned();
         let row = RuleRow { kind: RowKind::Rule, name: "a".to_owned(), body, version: 1 };
         let rule_rows = RuleRows { rows: [row].into(), ..RuleRows::default() };
-        let rules = compile(&rule_rows, None, &shared).expect("good rules");
+        let rules = compile(&rule_rows, None, &*node).expect("good rules");
         let last = CompiledSnapshot {
             snapshot: Snapshot { rule_rows, ..Snapshot::default() },
             written_ms: None,
             rules,
         };
-        let snapshot = last.begin(&shared, "it is gone");
-        assert_eq!(shared.rules.load().set().rules().len(), 1);
-        let configured = Arc::clone(&shared.credentials.load());
-        let (shared, begun) = (Arc::clone(&shared), Err(snapshot));
-        let following =
-            StoreFollower { config, shared: Arc::clone(&shared), configured, begun, is_kept: true };
+        let snapshot = last.begin(&*node, "it is gone");
+        assert_eq!(node.rules().set().rules().len(), 1);
+        let begun = Err(snapshot);
+        let following = StoreFollower { config: config(), node: Arc::clone(&node), begun, is_kept: true };
         let stop = CancellationToken::new();
         let run = tokio::spawn(following.run(stop.clone()));
         let taken = async {
-            while !shared.rules.load().set().rules().is_empty() {
+            while !node.rules().set().rules().is_empty() {
                 tokio::task::yield_now().await;
             }
         };
@@ -416,16 +418,13 @@ mod tests {
         run.await.expect("it ends");
     }
 
-    /// How many snapshots there are after a server with such rules, which it has from one or not, has run for a moment.
+    /// Returns the number of snapshots after a node has run for a moment, with rules of a snapshot
+    /// or not.
     async fn kept(is_from_one: bool) -> usize {
-        let shared = shared();
         let dir = tempfile::tempdir().expect("a folder");
-        let address = "sqlite::memory:".parse().expect("an address");
-        let (reconcile, look) = (Duration::from_hours(1), None);
-        let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
-        let store = Store::open(&config.address).await.expect("a store");
-        let configured = Arc::clone(&shared.credentials.load());
-        let control = control(store, Snapshot::default(), &config, &shared, &configured);
+        let store = Store::open(&config().address).await.expect("a store");
+        let node = TestNode::new();
+        let control = Control::new(store, Snapshot::default(), None, &node);
         let written =
             is_from_one.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full()));
         let (to, stop) = (Arc::new(Snapshots::Folder(dir.path().to_owned())), CancellationToken::new());

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use tidegate::Limit;
+use tidegate_core::Limit;
 use tidegate_rules::change::Operation;
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 use tidegate_rules::{Mode, Problems, Regime, Rule, RuleSet};
@@ -11,11 +11,11 @@ use tidegate_rules::{Mode, Problems, Regime, Rule, RuleSet};
 use super::UnknownReason;
 use super::approval::ApprovedEffect;
 use super::back_test::BackTest;
-use super::meter::Rate;
 use super::overrides::{ChangedOverrides, end_ms};
+use super::rate::Rate;
 
-/// How many moments are looked at when overrides of a change end: the earliest, and that when all have ended. More: a plan takes
-/// longer, since every request is looked up at each of them.
+/// Moments at which overrides of a change end that are looked at: the earliest, and that when all
+/// have ended. Higher: a plan takes longer, because every request is looked up at each of them.
 const MOMENTS_MAX: usize = 16;
 
 /// Part left in the worst case if nothing was enforced before, because the passing amount is
@@ -143,7 +143,8 @@ impl ChangePlan {
     }
 }
 
-/// When overrides that a change puts end, in order, and when all have ended, also those that were there.
+/// Returns when overrides that a change puts end, in order, and when all have ended, also those that
+/// were there.
 fn moments(operations: &[Operation], now_ms: u64) -> Vec<u64> {
     let puts = operations.iter().filter(|operation| operation.row().0 == RowKind::Override);
     let ends = puts.filter_map(Operation::body).filter_map(end_ms).filter(|end_ms| *end_ms > now_ms);
@@ -206,7 +207,8 @@ impl RuleDiff {
     }
 }
 
-/// The dimensions that the log has of requests: those that rules in force look at, for everyone and of tenants.
+/// The dimensions that the log has of requests: those that rules in force look at, for everyone and
+/// of tenants.
 struct LoggedDimensions<'s> {
     placement: Option<&'s str>,
     by_tenant: HashMap<Option<&'s str>, HashSet<&'s str>>,

@@ -211,7 +211,7 @@ fn requests_under_too_many_rules_count_as_denied() {
     };
     let more = |rules: usize| effect(&(0..rules).map(generous).collect::<Vec<_>>(), 100);
     // With the one that is there it is as many as can be.
-    let most = tidegate::LIMITS_PER_CHECK_MAX - 1;
+    let most = tidegate_core::LIMITS_PER_REQUEST_MAX - 1;
     assert_eq!(more(most).needs, ChangeNeeds::Nothing, "{}", more(most).because);
     let too_many = more(most + 1);
     assert_eq!(too_many.needs, ChangeNeeds::Approver, "{}", too_many.because);
@@ -564,7 +564,7 @@ fn unevaluated_shadow_rule_does_not_count_as_allowing() {
         }
         test.finish().measured.expect("measured").newly_denied
     };
-    let asked = tidegate::LIMITS_PER_CHECK_MAX;
+    let asked = tidegate_core::LIMITS_PER_REQUEST_MAX;
     assert!(newly_denied(asked - 1).abs() < 1e-9, "asked, and it let all of them pass");
     assert!((newly_denied(asked) - 100.0).abs() < 1e-9, "never asked");
 }

@@ -1,7 +1,7 @@
 //! Changes that take rows away: their authors confirm which ones.
 
 use serde_json::Value;
-use tidegate_rules::change::Operation;
+use tidegate_rules::change::{Operation, kind_name};
 use tidegate_rules::rows::{RowKind, RuleRows};
 
 /// How many rows a question names.
@@ -9,7 +9,7 @@ const NAMES_MAX: usize = 20;
 
 /// Origin of the operations of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChangeKind {
+pub enum ChangeKind {
     /// The author states the operations.
     Edit,
     /// The operations restore earlier rows.
@@ -18,17 +18,12 @@ pub(super) enum ChangeKind {
 
 /// Returns the question to the author of a change that deletes rules, or of a rollback: the rows
 /// that it removes, changes and restores. `None` if the change needs no such confirmation.
-pub(super) fn question(
-    kind: ChangeKind,
-    rule_rows: &RuleRows,
-    operations: &[Operation],
-    word: fn(RowKind) -> &'static str,
-) -> Option<String> {
+pub(super) fn question(kind: ChangeKind, rule_rows: &RuleRows, operations: &[Operation]) -> Option<String> {
     let (mut removed, mut changed, mut restored) = (Vec::new(), Vec::new(), Vec::new());
     let mut deletes_rule = false;
     for operation in operations {
         let (row_kind, name) = operation.row();
-        let row = format!("{} {name:?}", word(row_kind));
+        let row = format!("{} {name:?}", kind_name(row_kind));
         match (rule_rows.row(row_kind, name), operation.body()) {
             (_, None) => {
                 deletes_rule |= row_kind == RowKind::Rule;
@@ -85,8 +80,7 @@ mod tests {
     }
 
     fn asked(kind: ChangeKind, operations: &[Operation]) -> Option<String> {
-        let word = |kind| if kind == RowKind::Rule { "rule" } else { "override" };
-        question(kind, &rule_rows(), operations, word)
+        question(kind, &rule_rows(), operations)
     }
 
     fn put(name: &str, body: &str) -> Operation {

@@ -7,29 +7,30 @@ use tidegate_record::timestamp;
 use tidegate_rules::change::{Change, ChangeState};
 use tidegate_rules::store::{ApplyConditions, Attribution, Rollback, StoreError};
 use tokio::time::{MissedTickBehavior, interval};
-use utoipa::ToSchema;
 
-use super::denials::{DenialJump, Denials, LOOK_EVERY};
-use super::{Control, LoadDepth, PlanError};
-use crate::metrics::ControlMetrics;
-use crate::shared::Shared;
+use crate::control::{Control, LoadDepth};
+use crate::denials::{DenialJump, Denials, LOOK_EVERY};
+use crate::node::{ControlEvent, Node};
+use crate::plan::PlanError;
 
 /// Actor of automatic rollbacks in the audit.
 pub(crate) const AUTOMATIC: &str = "tidegate: automatic";
 
 /// A change that a server rolled back by itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub(crate) struct AutomaticRollback {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AutomaticRollback {
     /// The change that was undone.
-    pub(crate) change: u64,
+    pub change: u64,
     /// The change that undid it.
-    pub(crate) rollback_change: u64,
+    pub rollback_change: u64,
     /// The revision since the rollback.
-    pub(crate) revision: u64,
-    pub(crate) at: String,
-    pub(crate) at_ms: u64,
+    pub revision: u64,
+    /// As people read it.
+    pub at: String,
+    /// Milliseconds since the Unix epoch.
+    pub at_ms: u64,
     /// The rule, and its denials before and after.
-    pub(crate) reason: String,
+    pub reason: String,
 }
 
 impl AutomaticRollback {
@@ -46,9 +47,9 @@ impl AutomaticRollback {
     }
 }
 
-impl Control {
+impl<N: Node> Control<N> {
     /// Returns the last automatic rollback of the store, by any server.
-    pub(crate) fn last_rollback(&self) -> Option<Arc<AutomaticRollback>> {
+    pub fn last_rollback(&self) -> Option<Arc<AutomaticRollback>> {
         self.last_rollback.load_full()
     }
 
@@ -82,13 +83,13 @@ impl Control {
             return;
         }
         let reason = format!(
-            "denials of rule {rule:?} went from {before_per_minute:.0} to {denied} a minute within five minutes of change \
-             {change}"
+            "denials of rule {rule:?} went from {before_per_minute:.0} to {denied} a minute within five \
+             minutes of change {change}"
         );
         match self.try_undo(*change, &reason).await {
             Ok(()) => {
                 tracing::error!(change, reason, "rolled back");
-                self.count_rollback(ControlMetrics::rolled_back);
+                self.count(ControlEvent::RolledBack);
                 self.want(LoadDepth::Heads);
             }
             Err(PlanError::Store(error)) if may_pass(&error) => {
@@ -115,7 +116,7 @@ impl Control {
             return tracing::info!(change, %error, "not rolled back by this server");
         }
         tracing::error!(change, reason, %error, "not rolled back, and left to people: it was changed further");
-        self.count_rollback(ControlMetrics::not_rolled_back);
+        self.count(ControlEvent::NotRolledBack);
     }
 
     /// Logs once why a change cannot be rolled back. There is no retry at `revision`.
@@ -129,13 +130,7 @@ impl Control {
         let change = jump.change;
         if self.with_denials(move |denials| denials.refuse(change, revision)).await == Some(true) {
             tracing::error!(change, reason, problem, "not rolled back: as things are it cannot be");
-            self.count_rollback(ControlMetrics::not_rolled_back);
-        }
-    }
-
-    fn count_rollback(&self, count: fn(&ControlMetrics)) {
-        if let Some(shared) = self.shared.upgrade() {
-            count(&shared.telemetry.metrics.control);
+            self.count(ControlEvent::NotRolledBack);
         }
     }
 
@@ -160,25 +155,25 @@ pub(super) fn may_pass(error: &StoreError) -> bool {
 }
 
 /// Looks at the denials, forever.
-pub(super) async fn look(control: Arc<Control>) {
+pub(super) async fn look<N: Node>(control: Arc<Control<N>>) {
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let Some(shared) = control.shared.upgrade() else { return };
-        control.look_once(shared).await;
+        let Some(node) = control.node.upgrade() else { return };
+        control.look_once(node).await;
     }
 }
 
-impl Control {
+impl<N: Node> Control<N> {
     /// Looks at the denials since the last look, and rolls back the changes whose rules jumped.
-    pub(super) async fn look_once(self: &Arc<Self>, shared: Arc<Shared>) {
+    pub(super) async fn look_once(self: &Arc<Self>, node: Arc<N>) {
         self.review_pending().await;
         let looked = self.with_denials(move |denials| {
-            let rules = shared.rules.load_full();
-            denials.take_from(&rules);
-            let jumps = denials.look(shared.now_ms());
-            denials.mark(&rules);
+            let rules = node.rules();
+            denials.take_from(&*rules);
+            let jumps = denials.look(node.now_ms());
+            denials.mark(&*rules);
             jumps
         });
         // A failed look does not stop the follower: there is another one.

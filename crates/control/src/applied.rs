@@ -4,9 +4,11 @@ use serde::Deserialize;
 use tidegate_rules::audit::AuditEntry;
 use tidegate_rules::store::StoreError;
 
-use super::Control;
+use crate::control::Control;
+use crate::node::Node;
 
-/// How many of the last entries are looked at. More: more changes at once are noticed one by one; more is read after each.
+/// Number of the last entries that are read. Higher: more changes at once are noticed one by one;
+/// more is read after each.
 const ENTRIES_MAX: u64 = 200;
 
 /// A change that was applied.
@@ -24,7 +26,7 @@ struct Detail {
     revision: u64,
 }
 
-impl Control {
+impl<N: Node> Control<N> {
     /// Returns the changes above `revision`, up to the revision in force, in order.
     pub(super) async fn applied_after(&self, revision: u64) -> Result<Vec<AppliedChange>, StoreError> {
         let in_force = self.rule_rows().revision;

@@ -23,6 +23,7 @@ mod keys;
 mod meter;
 mod overrides;
 mod plan;
+mod rate;
 
 use std::fmt;
 
@@ -55,12 +56,12 @@ const NAMES_MAX: usize = 20;
 
 /// The expected effect of a change, and the consent that it needs. Stored with the change.
 #[derive(Debug, Serialize)]
-pub(crate) struct ChangeEffect {
+pub struct ChangeEffect {
     /// Consent that the change needs before it is applied.
     #[serde(serialize_with = "word")]
-    pub(crate) needs: ChangeNeeds,
+    pub needs: ChangeNeeds,
     /// Why.
-    pub(crate) because: String,
+    pub because: String,
     /// The rules that it touches, the first of them.
     touched: Vec<String>,
     touched_count: usize,

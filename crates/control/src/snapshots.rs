@@ -12,8 +12,9 @@ use tidegate_rules::store::Credential;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::Control;
-use super::bucket::Bucket;
+use crate::bucket::Bucket;
+use crate::control::Control;
+use crate::node::Node;
 
 /// A snapshot, and the time it was written in milliseconds since the Unix epoch, if known.
 pub(super) type DatedSnapshot = (Snapshot, Option<u64>);
@@ -62,8 +63,8 @@ const WRITE_EVERY: Duration = Duration::from_mins(1);
 /// Writes the rules in force when they differ from the last snapshot, until `stop` is cancelled;
 /// the last change before is written too. Rules from a snapshot are not written again: they may be
 /// older than a snapshot that was briefly unreadable.
-pub(super) async fn keep(
-    control: Arc<Control>,
+pub(super) async fn keep<N: Node>(
+    control: Arc<Control<N>>,
     to: Arc<Snapshots>,
     mut written: Option<LastWrite>,
     stop: CancellationToken,

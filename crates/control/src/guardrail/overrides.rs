@@ -19,8 +19,8 @@ use tidegate_rules::change::Operation;
 use tidegate_rules::pattern::Pattern;
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 
-use super::meter::Rate;
 use super::plan::{AFTER_ALL_MS, NOTHING_LEFT, NamedRules, RuleDiff};
+use super::rate::Rate;
 
 /// Maximum number of keys of a rule that a change may halve one by one; more count as the whole
 /// rule. Higher: one person can deny more customers without a measurement. Lower: a few keys
@@ -189,7 +189,8 @@ impl<'s> InheritingOverrides<'s> {
     }
 }
 
-/// The keys that a change leaves half, or less, one by one: how many of each rule, and the least that is left of any.
+/// The keys that a change leaves half, or less, one by one: how many of each rule, and the least that
+/// is left of any.
 #[derive(Default)]
 struct Keys(BTreeMap<String, (usize, f64)>);
 

@@ -164,7 +164,13 @@ fn steady(users: u32, first: u32, requests: u32, draws: &mut Draws) -> Vec<(u64,
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, max_shrink_iters: 0, failure_persistence: None, rng_seed: RngSeed::Fixed(SEED), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: CASES,
+        max_shrink_iters: 0,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(SEED),
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn many_keys_of_few_requests(seed: u64, amount in 0_u32..10, requests_max in 1_u64..=8) {

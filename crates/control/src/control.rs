@@ -4,19 +4,6 @@
 //! Only rules that compiled replace those in force. Emergencies are loaded separately: they do not
 //! wait for rule rows, and no rule is compiled again for them.
 
-mod applied;
-mod bucket;
-mod credentials;
-mod denials;
-mod follow;
-mod plan;
-mod review;
-mod rollback;
-mod snapshots;
-#[cfg(test)]
-mod tests;
-mod watch;
-
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -29,67 +16,57 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
-pub(crate) use bucket::Bucket;
-pub(crate) use follow::StoreFollower;
-pub(crate) use plan::{PlanError, PlanResult};
-pub(crate) use rollback::AutomaticRollback;
-pub(crate) use snapshots::Snapshots;
-pub(crate) use watch::WatchForecast;
+use crate::denials::Denials;
+use crate::node::{ControlEvent, Node};
+use crate::plan::PlanPermits;
+use crate::review::{PreviousRules, UnreviewedChanges};
+use crate::rollback::AutomaticRollback;
 
-use denials::Denials;
-use plan::PlanPermits;
-use review::{PreviousRules, UnreviewedChanges};
-
-use crate::auth::Credentials;
-use crate::metrics::StoreLoad;
-use crate::rules::{ActiveRules, warn_of};
-use crate::shared::Shared;
-
-/// The rules' store as this server knows it.
+/// The rule store as a node knows it.
 #[derive(Debug)]
-pub(crate) struct Control {
-    store: Store,
-    shared: Weak<Shared>,
+pub struct Control<N: Node> {
+    pub(crate) store: Store,
+    pub(crate) node: Weak<N>,
     /// Runtime of all calls to the store, because the runtimes of the workers make decisions.
-    runtime: Handle,
-    placement: Option<String>,
-    /// Tokens of the configuration, valid independently of the store.
-    configured: Arc<Credentials>,
+    pub(crate) runtime: Handle,
+    pub(crate) placement: Option<String>,
     /// Readers never wait; a writer holds `replacing`.
-    in_force: ArcSwap<RuleRows>,
-    replacing: Mutex<()>,
+    pub(crate) in_force: ArcSwap<RuleRows>,
+    pub(crate) replacing: Mutex<()>,
     /// Those of the store, or of the snapshot that this server began with.
-    credentials: ArcSwap<Vec<Credential>>,
+    pub(crate) credentials: ArcSwap<Vec<Credential>>,
     /// One load of each kind at a time; changes meanwhile cause one more load.
-    loading: tokio::sync::Mutex<LoadState>,
-    loading_emergencies: tokio::sync::Mutex<()>,
+    pub(crate) loading: tokio::sync::Mutex<LoadState>,
+    pub(crate) loading_emergencies: tokio::sync::Mutex<()>,
     /// Wakes the task that loads rule rows.
-    rows_wanted: Notify,
+    pub(crate) rows_wanted: Notify,
     /// Whether the next load of rows looks at more than the revisions.
-    everything_wanted: AtomicBool,
-    emergencies_wanted: Notify,
-    denials: Mutex<Denials>,
+    pub(crate) everything_wanted: AtomicBool,
+    pub(crate) emergencies_wanted: Notify,
+    pub(crate) denials: Mutex<Denials>,
     /// One task at a time reviews changes that came into force.
-    unreviewed: tokio::sync::Mutex<Option<UnreviewedChanges>>,
-    last_rollback: ArcSwapOption<AutomaticRollback>,
-    plan_permits: PlanPermits,
+    pub(crate) unreviewed: tokio::sync::Mutex<Option<UnreviewedChanges<N>>>,
+    pub(crate) last_rollback: ArcSwapOption<AutomaticRollback>,
+    pub(crate) plan_permits: PlanPermits,
     /// Content of the store that is not in force, while it is in use. All users share one copy.
-    beside: tokio::sync::Mutex<Weak<RuleRows>>,
+    pub(crate) beside: tokio::sync::Mutex<Weak<RuleRows>>,
+    /// Locked while the audit is verified. That reads the whole audit, so only one runs at a time.
+    pub(crate) verifying_audit: tokio::sync::Mutex<()>,
 }
 
 /// State of the last load, so that refused content is not retried until it changes.
 #[derive(Debug, Default)]
-struct LoadState {
+pub(crate) struct LoadState {
     refused: Option<(u64, u64)>,
     /// Whether the rules in force come from another store than this new one, so that its revisions
     /// cannot be compared.
-    is_of_another: bool,
-    credential_revision: Option<u64>,
+    pub(crate) is_of_another: bool,
+    pub(crate) credential_revision: Option<u64>,
 }
 
 /// The reason why the content of the store is not in force.
 #[derive(Debug)]
-enum LoadError {
+pub(crate) enum LoadError {
     /// The store did not give it.
     Failed(StoreError),
     /// It is wrong.
@@ -115,12 +92,12 @@ impl From<StoreError> for LoadError {
 }
 
 /// The problem of an empty store while there are rules in force.
-const EMPTY: &str = "it is empty and new, which the store of the rules in force is not: if that was lost, put it back; these \
-                     rules stay until something is applied to this one";
+pub(crate) const EMPTY: &str = "it is empty and new, which the store of the rules in force is not: \
+    if that was lost, put it back; these rules stay until something is applied to this one";
 
 /// How thoroughly the store is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LoadDepth {
+pub(crate) enum LoadDepth {
     /// All content, for the first time: none of it is a change.
     First,
     /// Only content with a new revision.
@@ -129,25 +106,25 @@ enum LoadDepth {
     Everything,
 }
 
-impl Control {
+impl<N: Node> Control<N> {
     /// The store.
-    pub(crate) fn store(&self) -> &Store {
+    pub fn store(&self) -> &Store {
         &self.store
     }
 
     /// Returns the rows that the rule set in force was compiled from.
-    pub(crate) fn rule_rows(&self) -> Arc<RuleRows> {
+    pub fn rule_rows(&self) -> Arc<RuleRows> {
         self.in_force.load_full()
     }
 
-    /// Milliseconds since the Unix epoch, by the server's clock.
-    pub(crate) fn now_ms(&self) -> u64 {
-        self.shared.upgrade().map_or(0, |shared| shared.now_ms())
+    /// Milliseconds since the Unix epoch, by the node's clock.
+    pub fn now_ms(&self) -> u64 {
+        self.node.upgrade().map_or(0, |node| node.now_ms())
     }
 
     /// Loads, compiles and puts in force the current content of the store. Called after a change on
     /// this server, so that it does not wait for its own notification.
-    pub(crate) async fn refresh(self: &Arc<Self>) -> Result<(), String> {
+    pub async fn refresh(self: &Arc<Self>) -> Result<(), String> {
         let control = Arc::clone(self);
         self.to_its_end(async move {
             let emergencies = control.take_emergencies().await;
@@ -160,7 +137,7 @@ impl Control {
 
     /// Does the same for emergencies alone. They do not wait for rule rows, neither for a load in
     /// progress nor for refused rows.
-    pub(crate) async fn refresh_emergencies(self: &Arc<Self>) -> Result<(), String> {
+    pub async fn refresh_emergencies(self: &Arc<Self>) -> Result<(), String> {
         let control = Arc::clone(self);
         self.to_its_end(async move { control.take_emergencies().await }).await
     }
@@ -182,12 +159,12 @@ impl Control {
         self.replacing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shared(&self) -> Result<Arc<Shared>, LoadError> {
-        self.shared.upgrade().ok_or(LoadError::Stopping)
+    pub(crate) fn node(&self) -> Result<Arc<N>, LoadError> {
+        self.node.upgrade().ok_or(LoadError::Stopping)
     }
 
     /// Takes over templates, rules and overrides, and credentials, if they moved.
-    async fn take_rows(self: &Arc<Self>, look: LoadDepth) -> Result<(), LoadError> {
+    pub(crate) async fn take_rows(self: &Arc<Self>, look: LoadDepth) -> Result<(), LoadError> {
         let mut tried = self.loading.lock().await;
         let revisions = self.store.revisions().await?;
         if look != LoadDepth::Heads || tried.credential_revision != Some(revisions.credential_revision) {
@@ -202,18 +179,18 @@ impl Control {
         if revisions.revision == 0 && self.rule_rows().revision > 0 {
             *tried = LoadState { refused: Some(seen), is_of_another: true, ..*tried };
             let refused = LoadError::Refused(EMPTY.to_owned());
-            self.count(Err(&refused));
+            self.count_load(Err(&refused));
             return Err(refused);
         }
         let rule_rows = self.store.load().await?;
         let seen = (rule_rows.revision, rule_rows.emergency_revision);
         let is_of_another = tried.is_of_another;
         let taken = self
-            .blocking(move |control, shared| control.take_rule_rows(rule_rows, look, is_of_another, shared))
+            .blocking(move |control, node| control.take_rule_rows(rule_rows, look, is_of_another, node))
             .await;
         tried.refused = matches!(taken, Err(LoadError::Refused(_))).then_some(seen);
         if !matches!(taken, Ok(None)) {
-            self.count(taken.as_ref().map(|_| ()));
+            self.count_load(taken.as_ref().map(|_| ()));
         }
         let replaced = taken?;
         tried.is_of_another = false;
@@ -226,7 +203,7 @@ impl Control {
     }
 
     /// Takes over emergencies, if they moved, for the rules that are in force.
-    async fn take_emergencies(self: &Arc<Self>) -> Result<(), LoadError> {
+    pub(crate) async fn take_emergencies(self: &Arc<Self>) -> Result<(), LoadError> {
         let _one_at_a_time = self.loading_emergencies.lock().await;
         // Read before the call to the store: the reply is then newer, even if the store lost writes
         // and has a lower revision.
@@ -239,8 +216,8 @@ impl Control {
         }
         let known = known.emergency_revision;
         let taken =
-            self.blocking(move |control, shared| control.put_under((revision, rows), known, shared)).await;
-        self.count(taken.as_ref().copied());
+            self.blocking(move |control, node| control.put_under((revision, rows), known, node)).await;
+        self.count_load(taken.as_ref().copied());
         if taken.is_ok() {
             // In the background, because its call to the store may wait for a load of rule rows.
             let (control, now_ms) = (Arc::clone(self), self.now_ms());
@@ -251,22 +228,22 @@ impl Control {
 
     /// Measures how long the emergencies took that were put in force by then.
     async fn note_emergencies(&self, now_ms: u64) {
-        match (self.emergencies_changed_ms().await, self.shared.upgrade()) {
-            (Ok(Some(changed_ms)), Some(shared)) => {
-                shared.telemetry.metrics.control.lagged(now_ms.saturating_sub(changed_ms));
+        match self.emergencies_changed_ms().await {
+            Ok(Some(changed_ms)) => {
+                self.count(ControlEvent::Lagged { ms: now_ms.saturating_sub(changed_ms) });
             }
-            (Ok(_), _) => {}
-            (Err(error), _) => tracing::debug!(%error, "it is not known how long emergencies took"),
+            Ok(None) => {}
+            Err(error) => tracing::debug!(%error, "it is not known how long emergencies took"),
         }
     }
 
     /// Runs long work on a blocking thread.
     async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&Self, &Shared) -> Result<T, LoadError> + Send + 'static,
+        work: impl FnOnce(&Self, &N) -> Result<T, LoadError> + Send + 'static,
     ) -> Result<T, LoadError> {
-        let (control, shared) = (Arc::clone(self), self.shared()?);
-        let done = tokio::task::spawn_blocking(move || work(&control, &shared)).await;
+        let (control, node) = (Arc::clone(self), self.node()?);
+        let done = tokio::task::spawn_blocking(move || work(&control, &node)).await;
         done.unwrap_or_else(|error| Err(LoadError::Refused(format!("could not be compiled: {error}"))))
     }
 
@@ -277,12 +254,12 @@ impl Control {
         rule_rows: RuleRows,
         look: LoadDepth,
         is_of_another: bool,
-        shared: &Shared,
-    ) -> Result<Option<PreviousRules>, LoadError> {
+        node: &N,
+    ) -> Result<Option<PreviousRules<N>>, LoadError> {
         if *self.in_force.load_full() == rule_rows && look != LoadDepth::First {
             return Ok(None);
         }
-        self.put_in_force(rule_rows, is_of_another, shared).map(Some)
+        self.put_in_force(rule_rows, is_of_another, node).map(Some)
     }
 
     /// Replaces the rules in force and returns the previous ones.
@@ -290,9 +267,9 @@ impl Control {
         &self,
         mut rule_rows: RuleRows,
         is_of_another: bool,
-        shared: &Shared,
-    ) -> Result<PreviousRules, LoadError> {
-        let mut rules = compile(&rule_rows, self.placement.as_deref(), shared).map_err(LoadError::Refused)?;
+        node: &N,
+    ) -> Result<PreviousRules<N>, LoadError> {
+        let mut rules = compile(&rule_rows, self.placement.as_deref(), node).map_err(LoadError::Refused)?;
         // Watched rules count all requests, from the first.
         self.denials().mark(&rules);
         let replacing = self.replacing();
@@ -300,27 +277,27 @@ impl Control {
         // Emergencies do not wait for a load of rule rows: later ones stay.
         if !is_of_another && before.emergency_revision > rule_rows.emergency_revision {
             let later = (before.emergency_revision, &*before.emergencies);
-            rules = rules.with_emergencies(later, shared).map_err(LoadError::Refused)?;
+            rules = node.with_emergencies(&rules, later.0, later.1).map_err(LoadError::Refused)?;
             (rule_rows.emergency_revision, rule_rows.emergencies) = (later.0, later.1.to_vec());
         }
-        shared.telemetry.metrics.control.in_force(rule_rows.revision, rule_rows.emergency_revision);
-        let replaced = shared.rules.store(Arc::new(rules));
+        node.note(in_force(&rule_rows));
+        let replaced = node.replace_rules(Arc::new(rules));
         self.in_force.store(Arc::new(rule_rows));
         drop(replacing);
         let mut denials = self.denials();
-        denials.take_from(&replaced);
+        denials.take_from(&*replaced);
         // Denials of the new rules must not count as denials of the old ones.
         denials.set_aside();
-        denials.mark(&shared.rules.load());
+        denials.mark(&*node.rules());
         drop(denials);
-        Ok(PreviousRules { rule_rows: before, rules: replaced, at_ms: shared.now_ms() })
+        Ok(PreviousRules { rule_rows: before, rules: replaced, at_ms: node.now_ms() })
     }
 
     fn put_under(
         &self,
         (revision, rows): (u64, Vec<EmergencyRow>),
         known: u64,
-        shared: &Shared,
+        node: &N,
     ) -> Result<(), LoadError> {
         let _replacing = self.replacing();
         let before = self.rule_rows();
@@ -328,25 +305,34 @@ impl Control {
         if before.emergency_revision != known && before.emergency_revision >= revision {
             return Ok(());
         }
-        let rules = shared.rules.load().with_emergencies((revision, &rows), shared);
-        shared.rules.store(Arc::new(rules.map_err(LoadError::Refused)?));
+        let rules = node.with_emergencies(&node.rules(), revision, &rows);
+        node.replace_rules(Arc::new(rules.map_err(LoadError::Refused)?));
         let rule_rows = before.under(revision, rows);
-        shared.telemetry.metrics.control.in_force(rule_rows.revision, rule_rows.emergency_revision);
+        node.note(in_force(&rule_rows));
         self.in_force.store(Arc::new(rule_rows));
         Ok(())
     }
 
-    fn count(&self, taken: Result<(), &LoadError>) {
-        let outcome = match taken {
-            Ok(()) => StoreLoad::Taken,
-            Err(LoadError::Refused(_)) => StoreLoad::Refused,
-            Err(LoadError::Failed(_)) => StoreLoad::Failed,
+    fn count_load(&self, taken: Result<(), &LoadError>) {
+        self.count(match taken {
+            Ok(()) => ControlEvent::Loaded,
+            Err(LoadError::Refused(_)) => ControlEvent::LoadRefused,
+            Err(LoadError::Failed(_)) => ControlEvent::LoadFailed,
             Err(LoadError::Stopping) => return,
-        };
-        if let Some(shared) = self.shared.upgrade() {
-            shared.telemetry.metrics.control.followed(outcome);
+        });
+    }
+
+    pub(crate) fn count(&self, event: ControlEvent) {
+        if let Some(node) = self.node.upgrade() {
+            node.note(event);
         }
     }
+}
+
+/// The event that rules of these rows are in force.
+pub(crate) fn in_force(rule_rows: &RuleRows) -> ControlEvent {
+    let RuleRows { revision, emergency_revision, .. } = *rule_rows;
+    ControlEvent::InForce { revision, emergency_revision }
 }
 
 /// Interval and maximum number of looks whether replaced data is still in use. No reader holds it
@@ -357,7 +343,7 @@ const LET_GO_LOOKS_MAX: u32 = 60;
 /// Keeps replaced data until no other reference is left, and drops it on a blocking thread. The
 /// drop of a million rows takes long, and would otherwise fall to the last reader, perhaps a thread
 /// that decides.
-async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) {
+pub(crate) async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) {
     let mut ticks = interval(LET_GO_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for _ in 0..LET_GO_LOOKS_MAX {
@@ -371,9 +357,12 @@ async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) {
 }
 
 /// Compiles rule rows into rules that can decide.
-fn compile(rule_rows: &RuleRows, placement: Option<&str>, shared: &Shared) -> Result<ActiveRules, String> {
+pub(crate) fn compile<N: Node>(
+    rule_rows: &RuleRows,
+    placement: Option<&str>,
+    node: &N,
+) -> Result<N::Rules, String> {
     let set =
-        RuleSet::compile(rule_rows, placement, shared.now_ms()).map_err(|problems| problems.to_string())?;
-    warn_of(&set, &shared.fleet.configured);
-    ActiveRules::new(set, shared)
+        RuleSet::compile(rule_rows, placement, node.now_ms()).map_err(|problems| problems.to_string())?;
+    node.prepare(set)
 }

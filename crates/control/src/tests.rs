@@ -1,74 +1,52 @@
 //! Automatic rollback, look by look, on a store and a clock of the test's own.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::encoding::text::encode;
-use tidegate::ManualClock;
 use tidegate_rules::Dimensions;
 use tidegate_rules::change::{Change, ChangeNeeds, ChangeState, Operation, Proposal};
 use tidegate_rules::rows::{EmergencyRow, RowKind};
 use tidegate_rules::snapshot::Snapshot;
 use tidegate_rules::store::{Attribution, Store};
 
-use super::denials::LOOK_EVERY;
-use super::follow::control;
-use super::{Control, LoadDepth};
-use crate::config::{Config, StoreConfig};
+use crate::control::{Control, LoadDepth};
+use crate::denials::LOOK_EVERY;
 use crate::guardrail::ApprovedEffect;
-use crate::metrics::Surface;
-use crate::shared::Shared;
+use crate::node::{ControlEvent, Node as _};
+use crate::test_node::{TestClock, TestNode};
 
-const STARTED_MS: u64 = 1_800_000_000_000;
 const LOOKS_PER_MINUTE: usize = 12;
 
 /// A rule that lets everything pass that a test asks for.
 const PLENTY: u32 = 1_000_000;
 
-/// A server that follows a store, and whose time passes by hand.
+/// A node that follows a store, and whose time passes by hand.
 struct Fixture {
-    clock: Arc<ManualClock>,
-    shared: Arc<Shared>,
-    control: Arc<Control>,
+    clock: TestClock,
+    node: Arc<TestNode>,
+    control: Arc<Control<TestNode>>,
     store: Store,
 }
 
 impl Fixture {
     async fn new() -> Self {
-        let clock = Arc::new(ManualClock::new());
-        clock.set(1, STARTED_MS * 1_000);
         let store = Store::open(&"sqlite::memory:".parse().expect("an address")).await.expect("opens");
-        Self::start(clock, store, None).await
+        Self::start(TestClock::new(), store, None).await
     }
 
-    /// Starts a server, with a decision log if there is a folder.
-    async fn start(clock: Arc<ManualClock>, store: Store, folder: Option<&Path>) -> Self {
-        let data_dir = folder.map_or("none".into(), Path::to_string_lossy);
-        let given = [("memory", "1MB"), ("data_dir", &*data_dir), ("workers", "1"), ("log_sample", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let mut config = Config::read(&given, None).expect("good");
-        let folder = config.data_dir.take();
-        let mut shared = Shared::on_clock(&mut config, Arc::clone(&clock)).expect("fits");
-        if let Some(folder) = folder {
-            shared.keep_log_in(&folder, &config).expect("a log");
-        }
-        let shared = Arc::new(shared);
-        let (address, reconcile, look) = (store.address().clone(), Duration::from_mins(5), None);
-        let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
-        let control =
-            control(store.clone(), Snapshot::default(), &config, &shared, &shared.credentials.load());
+    /// Starts a node, with a decision log if there is a folder.
+    async fn start(clock: TestClock, store: Store, folder: Option<&Path>) -> Self {
+        let node = TestNode::start(clock.clone(), folder);
+        let control = Control::new(store.clone(), Snapshot::default(), None, &node);
         control.take_rows(LoadDepth::First).await.expect("loaded");
-        shared.telemetry.metrics.control.store_is_up(true);
-        let fixture = Self { clock, shared, control, store };
+        let fixture = Self { clock, node, control, store };
         fixture.look().await;
         fixture
     }
 
     fn by(&self) -> Attribution<'static> {
-        Attribution { by: "ada", now_ms: self.shared.now_ms() }
+        Attribution { by: "ada", now_ms: self.node.now_ms() }
     }
 
     /// Applies a change, and puts it in force.
@@ -121,29 +99,22 @@ impl Fixture {
     }
 
     /// Sends requests of a user; returns how many pass.
-    async fn passed(&self, user: &str, requests: usize) -> usize {
-        let rules = self.shared.rules.load_full();
+    fn passed(&self, user: &str, requests: usize) -> usize {
         let dimensions = Dimensions::new([("user", user)]).expect("good dimensions");
-        let mut passed = 0;
-        for _ in 0..requests {
-            let case = rules.match_request(&self.shared, 0, &dimensions);
-            let decided = case.decide(&self.shared, Surface::Check, 1).await.expect("decided");
-            passed += usize::from(decided.decision.is_allowed());
-        }
-        passed
+        (0..requests).filter(|_| self.node.decide(&dimensions)).count()
     }
 
     /// Lets the time between two looks pass, and looks.
     async fn look(&self) {
         self.clock.advance(LOOK_EVERY);
-        self.control.look_once(Arc::clone(&self.shared)).await;
+        self.control.look_once(Arc::clone(&self.node)).await;
         self.follow().await;
     }
 
     /// Sends a request before each look of a minute.
     async fn minute(&self) {
         for _ in 0..LOOKS_PER_MINUTE {
-            self.passed("carol", 1).await;
+            self.passed("carol", 1);
             self.look().await;
         }
     }
@@ -151,7 +122,7 @@ impl Fixture {
     /// Sends many requests of one user, and looks, a few times.
     async fn flood(&self) {
         for _ in 0..3 {
-            self.passed("bob", 400).await;
+            self.passed("bob", 400);
             self.look().await;
         }
     }
@@ -166,14 +137,10 @@ impl Fixture {
         entries.into_iter().filter(|entry| entry.action == "change.apply").map(|entry| entry.actor).collect()
     }
 
-    /// The rollbacks that this server made, and those that it could not make.
+    /// Whether the node made one rollback, and whether it could not make one.
     fn rollbacks(&self) -> (bool, bool) {
-        let mut text = String::new();
-        encode(&mut text, &self.shared.telemetry.registry).expect("text");
-        let is_one = |outcome: &str| {
-            text.contains(&format!("tidegate_rules_rollbacks_total{{outcome=\"{outcome}\"}} 1\n"))
-        };
-        (is_one("done"), is_one("refused"))
+        let is_one = |event| self.node.count_of(event) == 1;
+        (is_one(ControlEvent::RolledBack), is_one(ControlEvent::NotRolledBack))
     }
 }
 
@@ -228,7 +195,7 @@ async fn an_absurd_change_is_rolled_back_and_that_can_be_seen() {
     fixture.flood().await;
     assert_eq!(fixture.state(&absurd).await, ChangeState::RolledBack);
     assert_eq!(fixture.applied().await, ["ada", "ada", "tidegate: automatic"]);
-    assert_eq!(fixture.passed("bob", 10).await, 10);
+    assert_eq!(fixture.passed("bob", 10), 10);
     let rollback = fixture.control.last_rollback().expect("seen");
     assert_eq!((rollback.change, rollback.rollback_change, rollback.revision), (absurd.id, 3, 3));
     assert!(rollback.reason.starts_with("denials of rule \"per_user\" went from 0 to 39"), "{rollback:?}");
@@ -279,7 +246,7 @@ async fn change_is_rolled_back_with_its_dependent_changes() {
     assert_eq!(fixture.applied().await[3..], ["tidegate: automatic"; 2]);
     let rows = fixture.store.load().await.expect("loads").rows;
     assert_eq!(rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["per_user"]);
-    assert_eq!(fixture.passed("bob", 10).await, 10);
+    assert_eq!(fixture.passed("bob", 10), 10);
 }
 
 #[tokio::test]
@@ -296,7 +263,7 @@ async fn of_several_changes_of_a_rule_none_that_is_absurd_stays() {
         states.push(fixture.state(change).await);
     }
     assert_eq!(states, [ChangeState::Applied, ChangeState::RolledBack, ChangeState::RolledBack]);
-    assert_eq!(fixture.passed("bob", 10).await, 10);
+    assert_eq!(fixture.passed("bob", 10), 10);
 }
 
 #[tokio::test]
@@ -318,7 +285,7 @@ async fn a_change_that_lets_pass_more_is_not_undone() {
     let raised = fixture.put("per_user", &per_user(2)).await;
     fixture.flood().await;
     assert_eq!(fixture.state(&raised).await, ChangeState::Applied);
-    assert_eq!(fixture.passed("dave", 5).await, 2);
+    assert_eq!(fixture.passed("dave", 5), 2);
 }
 
 #[tokio::test]
@@ -336,10 +303,10 @@ async fn enforced_rule_within_its_shadow_denials_is_not_rolled_back() {
     for (shadow_requests, state) in [(300, ChangeState::Applied), (1, ChangeState::RolledBack)] {
         let fixture = Fixture::new().await;
         fixture.put("per_user", r#"{"key":["user"],"limit":1,"period":"1h","mode":"shadow"}"#).await;
-        fixture.passed("bob", shadow_requests).await;
+        fixture.passed("bob", shadow_requests);
         fixture.minute().await;
         let enforced = fixture.put("per_user", &per_user(1)).await;
-        assert_eq!(fixture.passed("bob", 200).await, usize::from(shadow_requests == 0));
+        assert_eq!(fixture.passed("bob", 200), usize::from(shadow_requests == 0));
         fixture.look().await;
         assert_eq!(fixture.state(&enforced).await, state, "{shadow_requests}");
     }
@@ -351,8 +318,7 @@ async fn change_under_an_emergency_is_rolled_back_after_it_ends() {
     let rules = [("per_user", &*per_user(1)), ("other", OTHER)];
     let lowered = fixture.make(rules.map(|(name, body)| put(RowKind::Rule, name, body)).into()).await;
     let body = r#"{"action":"allow","rule":"other","key":["vip"]}"#.to_owned();
-    let emergency =
-        EmergencyRow { id: "stop".to_owned(), body, expires_ms: fixture.shared.now_ms() + 600_000 };
+    let emergency = EmergencyRow { id: "stop".to_owned(), body, expires_ms: fixture.node.now_ms() + 600_000 };
     fixture.store.put_emergency(&emergency, fixture.by()).await.expect("put");
     fixture.follow().await;
     fixture.flood().await;
@@ -366,16 +332,15 @@ async fn change_under_an_emergency_is_rolled_back_after_it_ends() {
 /// A server that stops, and one that starts with its decision log after a change.
 async fn restarted(minutes_before: usize) -> ChangeState {
     let folder = tempfile::tempdir().expect("a folder");
-    let clock = Arc::new(ManualClock::new());
-    clock.set(1, STARTED_MS * 1_000);
+    let clock = TestClock::new();
     let store = Store::open(&"sqlite::memory:".parse().expect("an address")).await.expect("opens");
-    let first = Fixture::start(Arc::clone(&clock), store.clone(), Some(folder.path())).await;
+    let first = Fixture::start(clock.clone(), store.clone(), Some(folder.path())).await;
     first.put("per_user", &per_user(PLENTY)).await;
     clock.advance(Duration::from_mins(10));
     for _ in 0..minutes_before {
         first.minute().await;
     }
-    first.passed("carol", 1).await;
+    first.passed("carol", 1);
     let lowered = first.put("per_user", &per_user(1)).await;
     // What the log has is on disk when the server is gone.
     drop(first);

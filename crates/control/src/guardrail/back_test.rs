@@ -5,18 +5,18 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use tidegate::LIMITS_PER_CHECK_MAX;
-use tidegate_record::{DecisionRecord, RecordVerdict};
+use tidegate_core::{LIMITS_PER_REQUEST_MAX, Limit};
+use tidegate_record::{DecisionRecord, RecordVerdict, SHED_SOURCE};
 use tidegate_rules::{Dimensions, Mode, RuleMatch, RuleSet};
 
 use super::approval::{ApprovedEffect, DeniedShares, in_short};
 use super::keys::{Guess, Keys, SampledRecord, SpentLevel};
-use super::meter::{Meter, Rate, Stream};
+use super::meter::{KeyMeter, Stream};
 use super::plan::{AFTER_ALL_MS, ChangeScope, TightenedRule};
+use super::rate::{Rate, as_real};
 use super::{
     ChangeEffect, Measurement, NAMES_MAX, RECORDS_MAX, RuleMeasurement, UncertainRule, UnknownReason,
 };
-use crate::metrics::{DecisionSource, Surface};
 
 /// Minimum records of the rules of a change for a meaningful share. Higher: more certain; more
 /// changes without a measurement.
@@ -26,7 +26,7 @@ pub(super) const RECORDS_MIN: u64 = 100;
 /// certain; more changes without a measurement.
 const DOUBT_MAX: f64 = 0.1;
 
-/// Maximum number of stored pairs of record and rule, about 120 bytes each. Bounds the memory if
+/// Maximum number of stored pairs of record and rule, about 200 bytes each. Bounds the memory if
 /// many rules of a change apply to one request. Further records are ignored.
 const HELD_MAX: usize = 1_000_000;
 
@@ -95,10 +95,16 @@ impl RuleSides {
 #[derive(Clone, Copy, Debug)]
 struct Side {
     place: u64,
-    rate: Rate,
+    limit: Limit,
     is_enforced: bool,
     /// Whether the rule was evaluated: of many shadow rules, only the first are.
     is_asked: bool,
+}
+
+impl Side {
+    fn rate(&self) -> Rate {
+        Rate::of(&self.limit)
+    }
 }
 
 impl LoggedRequest {
@@ -110,17 +116,17 @@ impl LoggedRequest {
         self.verdict == RecordVerdict::Allowed
     }
 
-    /// Returns whether it passes the planned rule, if the record shows that: 1 or 0.
-    fn recorded(&self, under: &RuleSides) -> Option<f64> {
+    /// Returns whether it passes the planned rule, if the record shows that.
+    fn recorded(&self, under: &RuleSides) -> Option<bool> {
         let (before, after) = (under.before?, under.after?);
         if !(under.is_same_key() && before.is_asked && self.is_known && self.passed()) {
             return None;
         }
         match !before.is_enforced && self.verdict == RecordVerdict::ShadowDenied {
-            false => after.rate.covers(before.rate).then_some(1.0),
+            false => after.rate().covers(before.rate()).then_some(true),
             // The record does not show which other shadow rules let it pass.
             true if self.decided_by != Some(under.rule) => None,
-            true => before.rate.covers(after.rate).then_some(0.0),
+            true => before.rate().covers(after.rate()).then_some(false),
         }
     }
 
@@ -128,7 +134,7 @@ impl LoggedRequest {
     fn spent(&self, under: &RuleSides) -> Option<SpentLevel> {
         let is_told = self.is_known && self.passed() && self.decided_by == Some(under.rule);
         let before = under.before.filter(|before| is_told && before.is_enforced)?;
-        Some(SpentLevel { level: self.level, rate: before.rate })
+        Some(SpentLevel { level: self.level, rate: before.rate() })
     }
 
     /// Returns the maximum share of it that passes the planned rule, by the level that its key
@@ -142,18 +148,18 @@ impl LoggedRequest {
         let (Some(spent), Some(was), Some(after)) = (self.spent(under), under.before, under.after) else {
             return 1.0;
         };
-        if !after.rate.is_below(spent.level) || before.is_steady(&was) {
+        if !after.rate().is_below(spent.level) || before.is_steady(&was) {
             return 1.0;
         }
         let cost = u32::try_from(self.cost).unwrap_or(u32::MAX);
-        let is_full = was.rate.is_below(spent.level.saturating_add(cost));
-        if is_full { after.rate.part_of(was.rate) } else { 0.0 }
+        let is_full = was.rate().is_below(spent.level.saturating_add(cost));
+        if is_full { after.rate().part_of(was.rate()) } else { 0.0 }
     }
 
     /// Returns the minimum share that still passes, by the limits alone.
     fn by_limits(&self) -> f64 {
         let part = |under: &RuleSides| match (under.before, under.after) {
-            (Some(before), Some(after)) => after.rate.part_of(before.rate),
+            (Some(before), Some(after)) => after.rate().part_of(before.rate()),
             _ => 1.0,
         };
         self.under.iter().map(part).fold(1.0, f64::min)
@@ -199,10 +205,10 @@ impl BackTest {
 
     /// A request as it is now and, if overrides end, as it will be.
     fn see(&self, record: &DecisionRecord) -> Option<(LoggedRequest, Option<LoggedRequest>)> {
-        let by_rules =
-            [Surface::Check, Surface::ForwardAuth].iter().any(|surface| record.surface == surface.as_str());
-        // Without all dimensions the matching rules are unknown; no rule decided a shed request.
-        if !by_rules || record.dimensions_cut || record.source == DecisionSource::Shed.as_str() {
+        // Limits that come with a request have no rules, and no rule decided a shed request. Without
+        // all dimensions the matching rules are unknown.
+        let is_of_rules = !record.set_version.is_empty() && record.source != SHED_SOURCE;
+        if !is_of_rules || record.dimensions_cut {
             return None;
         }
         let pairs = record.dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str()));
@@ -239,7 +245,7 @@ impl BackTest {
             is_known,
             decided_by: self.scope.number_of(&record.rule),
             level: record.level,
-            is_undecidable: enforced > LIMITS_PER_CHECK_MAX,
+            is_undecidable: enforced > LIMITS_PER_REQUEST_MAX,
             under: self.under(&record.tenant, before, after),
         }
     }
@@ -292,13 +298,13 @@ impl BackTest {
     ) -> Box<[RuleSides]> {
         let side = |found: &RuleMatch<'_, '_>, is_asked: bool| {
             let rule = self.scope.number_of(&found.rule.name)?;
-            let (place, rate) = (place(tenant, found), Rate::of(&found.terms.limit));
-            Some((rule, Side { place, rate, is_enforced: found.terms.mode == Mode::Enforce, is_asked }))
+            let (place, limit) = (place(tenant, found), found.terms.limit);
+            Some((rule, Side { place, limit, is_enforced: found.terms.mode == Mode::Enforce, is_asked }))
         };
         let mut shadows = 0;
         let before = before.iter().filter_map(|found| {
             shadows += usize::from(found.terms.mode != Mode::Enforce);
-            side(found, found.terms.mode == Mode::Enforce || shadows <= LIMITS_PER_CHECK_MAX)
+            side(found, found.terms.mode == Mode::Enforce || shadows <= LIMITS_PER_REQUEST_MAX)
         });
         let mut all: Vec<RuleSides> =
             before.map(|(rule, before)| RuleSides { rule, before: Some(before), after: None }).collect();
@@ -583,10 +589,12 @@ fn of_denied(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> Req
     let Some(rule) = seen.decided_by else { return RequestFate::default() };
     let enforced = |under: &RuleSides| under.before.filter(|side| side.is_enforced);
     let stays = seen.under.iter().any(|under| under.rule == rule && under.after.is_some());
-    let had = if stays { before.room(seen, enforced) } else { 0.0 };
-    let newly_allowed = (after.room(seen, |under| under.after) - had).max(0.0);
-    after.charge(seen, newly_allowed, |under| under.after);
-    RequestFate { newly_allowed, ..RequestFate::default() }
+    let had_room = stays && before.has_room(seen, enforced);
+    let is_newly_allowed = after.has_room(seen, |under| under.after) && !had_room;
+    if is_newly_allowed {
+        after.charge(seen, |under| under.after);
+    }
+    RequestFate { newly_allowed: share_of(is_newly_allowed), ..RequestFate::default() }
 }
 
 /// A request with more rules than one check may have: none of them is charged.
@@ -612,7 +620,7 @@ fn of_modelled(seen: &LoggedRequest, before: &mut Model, after: &mut Model) -> R
 /// The meters of one side.
 #[derive(Debug)]
 struct Model {
-    meters: HashMap<u64, Meter>,
+    meters: HashMap<u64, KeyMeter>,
     /// Unlogged requests of each meter.
     streams: HashMap<u64, Stream>,
 }
@@ -626,29 +634,32 @@ impl Model {
     /// drain. Such a meter is not filled by bursts.
     fn is_steady(&self, side: &Side) -> bool {
         let stream = self.streams.get(&side.place).copied().unwrap_or_default();
-        let is_much = stream.per_ms * stream.cost >= STEADY_FROM * side.rate.per_ms();
-        is_much && stream.to_ms - stream.from_ms >= side.rate.full_ms()
+        let (span_ms, rate) = (stream.to_ms - stream.from_ms, side.rate());
+        let drained = rate.per_ms() * as_real(span_ms);
+        let is_much = as_real(stream.requests) * as_real(stream.cost) >= STEADY_FROM * drained;
+        stream.requests > 0 && is_much && span_ms >= rate.full_ms()
     }
 
-    fn advance(&mut self, side: &Side, at_ms: u64) -> &mut Meter {
+    fn advance(&mut self, side: &Side, at_ms: u64) -> &mut KeyMeter {
         let stream = self.streams.get(&side.place).copied().unwrap_or_default();
-        let meter = self.meters.entry(side.place).or_default();
-        meter.advance(side.rate, &stream, at_ms);
+        let new = || KeyMeter::new(side.limit, &stream, at_ms);
+        let meter = self.meters.entry(side.place).or_insert_with(new);
+        meter.advance(&side.limit, &stream, at_ms);
         meter
     }
 
-    /// How much of a request passes all rules.
-    fn room(&mut self, seen: &LoggedRequest, side: impl Fn(&RuleSides) -> Option<Side>) -> f64 {
-        let mut room = 1.0_f64;
+    /// Whether a request passes all rules.
+    fn has_room(&mut self, seen: &LoggedRequest, side: impl Fn(&RuleSides) -> Option<Side>) -> bool {
+        let mut has_room = true;
         for side in seen.under.iter().filter_map(side) {
-            room = room.min(self.advance(&side, seen.at_ms).room(side.rate, seen.cost));
+            has_room &= self.advance(&side, seen.at_ms).has_room(seen.cost);
         }
-        room
+        has_room
     }
 
-    fn charge(&mut self, seen: &LoggedRequest, part: f64, side: impl Fn(&RuleSides) -> Option<Side>) {
+    fn charge(&mut self, seen: &LoggedRequest, side: impl Fn(&RuleSides) -> Option<Side>) {
         for side in seen.under.iter().filter_map(side) {
-            self.meters.entry(side.place).or_default().charge(part, seen.cost);
+            self.advance(&side, seen.at_ms).charge(seen.cost);
         }
     }
 
@@ -659,31 +670,37 @@ impl Model {
         &mut self,
         seen: &LoggedRequest,
         side: impl Fn(&RuleSides) -> Option<Side>,
-        recorded: impl Fn(&RuleSides) -> Option<f64>,
+        recorded: impl Fn(&RuleSides) -> Option<bool>,
     ) -> (f64, Option<u32>) {
-        let (mut least, mut denied_by, mut room) = (1.0, None, 1.0_f64);
+        let (mut least, mut denied_by, mut passes) = (1.0, None, true);
         for under in &seen.under {
-            let share = match (recorded(under), side(under)) {
-                (Some(recorded), _) => {
-                    room = room.min(recorded);
-                    recorded
-                }
-                (None, None) => 1.0,
+            let (own, flow) = match (recorded(under), side(under)) {
+                (Some(recorded), _) => (recorded, (0, 0)),
+                (None, None) => (true, (0, 0)),
                 (None, Some(side)) => {
                     let meter = self.advance(&side, seen.at_ms);
-                    let own = meter.room(side.rate, seen.cost);
-                    room = room.min(own);
                     // A record that is not a sample stands for itself alone.
-                    if seen.is_drawn() { meter.share(own) } else { own }
+                    let flow = if seen.is_drawn() { meter.take_flow() } else { (0, 0) };
+                    (meter.has_room(seen.cost), flow)
                 }
             };
+            passes &= own;
+            let (came, let_through) = flow;
+            let share = (as_real(let_through) + share_of(own)) / (as_real(came) + 1.0);
             if share < least {
                 (least, denied_by) = (share, Some(under.rule));
             }
         }
-        self.charge(seen, room, |under| side(under).filter(|_| recorded(under).is_none()));
+        if passes {
+            self.charge(seen, |under| side(under).filter(|_| recorded(under).is_none()));
+        }
         (least, denied_by)
     }
+}
+
+/// The share of a request that is decided as a whole.
+fn share_of(passes: bool) -> f64 {
+    f64::from(u8::from(passes))
 }
 
 /// Which meter counts a request under a rule.

@@ -11,16 +11,16 @@ use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRows};
 use tidegate_rules::store::{StoreError, in_emergency};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Control, WatchForecast, let_go};
-use crate::decision_log::ReplayPermit;
+use crate::control::{Control, let_go};
 use crate::guardrail::{
     ApprovedEffect, BackTest, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS,
 };
-use crate::rules::check_tenants;
-use crate::shared::{Shared, Tenant};
+use crate::log_replay::ReplayPermit;
+use crate::node::{Node, NodeRules};
+use crate::watch::WatchForecast;
 
-/// How many changes of people are there at the same time, compiled and measured. More: fewer wait for another; each needs the
-/// memory of two books.
+/// Number of changes of people that are compiled and measured at a time. Higher: fewer wait for
+/// another; each needs the memory of two rule sets.
 const PLANS_MAX: usize = 1;
 
 /// The same for changes of the server, so that automatic rollbacks do not wait for plans of people.
@@ -45,17 +45,18 @@ impl Default for PlanPermits {
 
 /// The result of planning a change.
 #[derive(Debug)]
-pub(crate) struct PlanResult {
-    pub(crate) effect: ChangeEffect,
+pub struct PlanResult {
+    /// Its expected effect, and the consent that it needs.
+    pub effect: ChangeEffect,
     /// Warnings to the author about the rules and overrides that the change puts.
-    pub(crate) warnings: Vec<String>,
+    pub warnings: Vec<String>,
     /// The rules that this server watches once the change is applied.
-    pub(crate) watch: WatchForecast,
+    pub watch: WatchForecast,
 }
 
 /// Why a change is not made.
 #[derive(Debug)]
-pub(crate) enum PlanError {
+pub enum PlanError {
     /// The store would refuse it, or is unreachable.
     Store(StoreError),
     /// The rules would make no sense with it.
@@ -68,11 +69,11 @@ impl From<StoreError> for PlanError {
     }
 }
 
-impl Control {
+impl<N: Node> Control<N> {
     /// Returns the current content of the store. It is not in force yet if another server just
     /// changed it, and never if it was refused. It must be available all the same, or it could not
     /// be repaired.
-    pub(crate) async fn current(self: &Arc<Self>) -> Result<Arc<RuleRows>, StoreError> {
+    pub async fn current(self: &Arc<Self>) -> Result<Arc<RuleRows>, StoreError> {
         let revisions = self.store.revisions().await?;
         let is_current = move |rule_rows: &RuleRows| {
             (rule_rows.revision, rule_rows.emergency_revision)
@@ -117,12 +118,12 @@ impl Control {
     ) -> Result<PlanResult, PlanError> {
         self.check(rule_rows, operations)?;
         let permit = turn(&self.plan_permits.peoples).await?;
-        let shared = self.shared.upgrade().ok_or_else(stopping)?;
+        let node = self.node.upgrade().ok_or_else(stopping)?;
         // Before the compilation, so that a plan that waits for other readers of the log uses no
         // memory.
-        let replay = match &shared.telemetry.decision_log {
+        let replay = match node.log() {
             None => None,
-            Some(decision_log) => Some(decision_log.turn().await.map_err(|_| stopping())?),
+            Some(log) => Some(log.turn().await.map_err(|_| stopping())?),
         };
         let rows = operations.iter().map(Operation::row).filter(|(kind, _)| *kind == RowKind::Rule);
         let puts: HashSet<String> = rows.map(|(_, name)| name.to_owned()).collect();
@@ -131,8 +132,8 @@ impl Control {
         let control = Arc::clone(self);
         let look = move |change_plan: ChangePlan| PlanResult {
             watch: control.denials().forecast(change_plan.scope().touched(), &change_plan.scope().stricter()),
-            warnings: warnings(&change_plan, &puts, &overrides, &shared),
-            effect: measure(change_plan, approved, replay, &shared),
+            warnings: warnings(&change_plan, &puts, &overrides, &*node),
+            effect: measure(change_plan, approved, replay, &*node),
         };
         self.compile_plan(permit, rule_rows, operations, look).await
     }
@@ -174,15 +175,14 @@ impl Control {
         operations: &[Operation],
         look: impl FnOnce(ChangePlan) -> T + Send + 'static,
     ) -> Result<T, PlanError> {
-        let shared = self.shared.upgrade().ok_or_else(stopping)?;
+        let node = self.node.upgrade().ok_or_else(stopping)?;
         let (rule_rows, operations) = (Arc::clone(rule_rows), operations.to_vec());
         let placement = self.placement.clone();
         aside(move || {
-            let (placement, now_ms) = (placement.as_deref(), shared.now_ms());
-            let change_plan =
-                ChangePlan::new(shared.rules.load().set(), &rule_rows, &operations, placement, now_ms)
-                    .map_err(|problems| problems.to_string())?;
-            check_tenants(change_plan.after(), &shared.tenants)?;
+            let (placement, now_ms) = (placement.as_deref(), node.now_ms());
+            let change_plan = ChangePlan::new(node.rules().set(), &rule_rows, &operations, placement, now_ms)
+                .map_err(|problems| problems.to_string())?;
+            node.check_set(change_plan.after())?;
             let found = look(change_plan);
             drop(permit);
             Ok(found)
@@ -190,21 +190,20 @@ impl Control {
         .await
     }
 
-    /// Puts an emergency before the rules in force, with all others, to see whether that can be. It waits for no change.
-    pub(crate) async fn try_emergency(&self, row: &EmergencyRow) -> Result<(), PlanError> {
-        let shared = self.shared.upgrade().ok_or_else(stopping)?;
-        if let Some(problem) = unknown_tenant(&row.body, &shared.tenants) {
+    /// Checks that an emergency fits the rules in force, with all others. It waits for no change.
+    pub async fn try_emergency(&self, row: &EmergencyRow) -> Result<(), PlanError> {
+        let node = self.node.upgrade().ok_or_else(stopping)?;
+        if let Some(problem) = unknown_tenant(&row.body, &*node) {
             return Err(PlanError::Wrong(format!("emergencies[{:?}].{problem}", row.id)));
         }
-        let (rule_rows, now_ms) = (self.rule_rows(), shared.now_ms());
+        let (rule_rows, now_ms) = (self.rule_rows(), node.now_ms());
         let others =
             rule_rows.emergencies.iter().filter(|known| known.id != row.id && now_ms < known.expires_ms);
         // The store refuses too many emergencies, because it knows all of them.
         let others = others.take(EMERGENCIES_MAX - 1).cloned();
         let all: Vec<EmergencyRow> = others.chain([row.clone()]).collect();
         aside(move || {
-            let tried =
-                shared.rules.load().set().with_emergencies(rule_rows.emergency_revision, &all, now_ms);
+            let tried = node.rules().set().with_emergencies(rule_rows.emergency_revision, &all, now_ms);
             tried.map(drop).map_err(|problems| problems.to_string())
         })
         .await
@@ -220,12 +219,12 @@ fn warnings(
     change_plan: &ChangePlan,
     puts: &HashSet<String>,
     overrides: &[Operation],
-    shared: &Shared,
+    node: &impl Node,
 ) -> Vec<String> {
     let rules = change_plan.after().rules().iter().filter(|rule| puts.contains(&*rule.name));
-    let of_rules = rules.flat_map(|rule| rule.warned(&shared.fleet.configured));
+    let of_rules = rules.flat_map(|rule| rule.warned(node.fleet()));
     let of_overrides = overrides.iter().filter_map(|operation| {
-        let problem = unknown_tenant(operation.body()?, &shared.tenants)?;
+        let problem = unknown_tenant(operation.body()?, node)?;
         Some(format!("overrides[{:?}].{problem}: no tenant of this server has it", operation.row().1))
     });
     of_rules.chain(of_overrides).take(WARNINGS_MAX).collect()
@@ -233,14 +232,13 @@ fn warnings(
 
 /// Returns a problem if a body is for a tenant that this server does not know. Other checks find
 /// other problems.
-fn unknown_tenant(body: &str, tenants: &[Tenant]) -> Option<String> {
+fn unknown_tenant(body: &str, node: &impl Node) -> Option<String> {
     #[derive(Deserialize)]
     struct TenantField {
         tenant: Option<String>,
     }
     let tenant = serde_json::from_str::<TenantField>(body).ok()?.tenant?;
-    let is_known = tenants.iter().any(|known| known.name == tenant);
-    (!is_known).then(|| format!("tenant: there is no [[tenants]] entry named {tenant:?}"))
+    (!node.has_tenant(&tenant)).then(|| format!("tenant: there is no [[tenants]] entry named {tenant:?}"))
 }
 
 /// Measures the effect of a valid change on recent requests. An unreadable log does not prevent
@@ -249,16 +247,16 @@ fn measure(
     change_plan: ChangePlan,
     approved: ApprovedEffect,
     replay: Option<ReplayPermit>,
-    shared: &Shared,
+    node: &impl Node,
 ) -> ChangeEffect {
-    let (Some(decision_log), Some(turn)) = (&shared.telemetry.decision_log, replay) else {
+    let (Some(log), Some(turn)) = (node.log(), replay) else {
         return ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &approved);
     };
     let (scope, approved) = (change_plan.scope().clone(), Arc::new(approved));
-    let now_ms = shared.now_ms();
+    let now_ms = node.now_ms();
     let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
-    let test = change_plan.begin(decision_log.recorder().sample_rate(), Arc::clone(&approved));
-    match decision_log.replay_here(turn, window, RECORDS_MAX, test, BackTest::take, BackTest::finish) {
+    let test = change_plan.begin(log.sample_rate(), Arc::clone(&approved));
+    match log.replay_here(turn, window, RECORDS_MAX, test, BackTest::take, BackTest::finish) {
         Ok(effect) => effect,
         Err(error) => {
             tracing::error!(%error, "a change is not measured: the decision log cannot be read");
@@ -280,32 +278,18 @@ async fn aside<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::thread::current;
-    use std::time::Duration;
 
-    use tidegate::ManualClock;
     use tidegate_rules::snapshot::Snapshot;
     use tidegate_rules::store::Store;
 
     use super::*;
-    use crate::config::{Config, StoreConfig};
-    use crate::control::follow::control;
+    use crate::test_node::TestNode;
 
-    fn shared() -> Arc<Shared> {
-        let given = [("memory", "1MB"), ("data_dir", "none"), ("workers", "1")];
-        let given: HashMap<String, String> =
-            given.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let mut config = Config::read(&given, None).expect("good");
-        Arc::new(Shared::on_clock(&mut config, Arc::new(ManualClock::new())).expect("fits"))
-    }
-
-    async fn followed(shared: &Arc<Shared>) -> Arc<Control> {
+    async fn followed(node: &Arc<TestNode>) -> Arc<Control<TestNode>> {
         let address = "sqlite::memory:".parse().expect("an address");
         let store = Store::open(&address).await.expect("opens");
-        let (reconcile, look) = (Duration::from_mins(5), None);
-        let config = StoreConfig { address, placement: None, snapshots: None, reconcile, look };
-        control(store, Snapshot::default(), &config, shared, &shared.credentials.load())
+        Control::new(store, Snapshot::default(), None, node)
     }
 
     fn rule(name: &str, body: &str) -> Vec<Operation> {
@@ -316,8 +300,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_change_has_its_permit_until_it_is_gone_and_is_looked_at_beside_the_workers() {
-        let shared = shared();
-        let control = followed(&shared).await;
+        let node = TestNode::new();
+        let control = followed(&node).await;
         let (rule_rows, own) = (control.rule_rows(), Arc::clone(&control.plan_permits.own));
         let look = move |change_plan: ChangePlan| {
             assert_eq!(change_plan.after().rules().len(), 1);
@@ -336,8 +320,8 @@ mod tests {
 
     #[tokio::test]
     async fn plans_wait_for_each_other_and_the_server_for_none() {
-        let shared = shared();
-        let control = followed(&shared).await;
+        let node = TestNode::new();
+        let control = followed(&node).await;
         let rule_rows = control.rule_rows();
         let planning = turn(&control.plan_permits.peoples).await.expect("nobody else plans");
         let operations = rule("a", GOOD);
@@ -351,8 +335,8 @@ mod tests {
 
     #[tokio::test]
     async fn emergency_for_an_unknown_tenant_is_rejected() {
-        let shared = shared();
-        let control = followed(&shared).await;
+        let node = TestNode::new();
+        let control = followed(&node).await;
         let tried = async |tenant: &str| {
             let body = format!(r#"{{{tenant}"action":"block"}}"#);
             control.try_emergency(&EmergencyRow { id: "e".to_owned(), body, expires_ms: u64::MAX }).await
@@ -366,8 +350,8 @@ mod tests {
 
     #[tokio::test]
     async fn override_for_an_unknown_tenant_is_warned_about() {
-        let shared = shared();
-        let control = followed(&shared).await;
+        let node = TestNode::new();
+        let control = followed(&node).await;
         let over = |key: &str, tenant: &str| Operation::Put {
             kind: RowKind::Override,
             name: format!("of {key}"),

@@ -1,0 +1,45 @@
+//! The control plane of a node: its rules come from a rule store, and changes of them are guarded.
+//!
+//! [`StoreFollower`] puts the content of the store in force, and the last good [`Snapshots`] while
+//! the store is unreachable. [`Control`] plans changes, asks for consent, and watches the denials
+//! after a change: a change that was a mistake is rolled back.
+//!
+//! The crate decides no check and delays none. A server is a [`Node`]: it puts rule sets in force,
+//! tells the time and counts. Long work runs on blocking threads of the runtime that follows the
+//! store.
+
+mod applied;
+mod bucket;
+mod changes;
+mod consent;
+mod control;
+mod credentials;
+mod denials;
+mod follow;
+mod guardrail;
+mod log_replay;
+mod node;
+mod plan;
+mod review;
+mod rollback;
+mod rule_count;
+mod snapshots;
+#[cfg(test)]
+mod test_node;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+pub use bucket::Bucket;
+pub use changes::{ChangeError, ChangeOutcome, StoredChange};
+pub use consent::ChangeKind;
+pub use control::Control;
+pub use follow::{StoreConfig, StoreFollower};
+pub use guardrail::ChangeEffect;
+pub use log_replay::LogReplay;
+pub use node::{ControlEvent, CredentialTarget, Node, NodeRules, RuleTarget};
+pub use plan::{PlanError, PlanResult};
+pub use rollback::AutomaticRollback;
+pub use rule_count::{RuleCount, RuleTally};
+pub use snapshots::Snapshots;
+pub use watch::WatchForecast;
