@@ -8,7 +8,7 @@ use crate::Failure;
 
 /// Columns of a Rust line that is only a comment.
 const COMMENT_MAX: usize = 100;
-/// Columns of any other Rust line, and of a line of Markdown outside of a table.
+/// Columns of any other Rust line, code in comments included, and of Markdown prose.
 const LINE_MAX: usize = 120;
 
 /// Folders of the repository with text that people read.
@@ -42,12 +42,21 @@ pub(crate) fn check(root: &Path) -> Result<(), Failure> {
 /// Returns the line numbers and widths of lines that are too wide.
 fn wide_lines(text: &str, is_rust: bool) -> impl Iterator<Item = (usize, usize)> {
     let numbered = text.lines().enumerate().map(|(index, line)| (index + 1, line));
+    let mut is_code_block = false;
     numbered.filter_map(move |(number, line)| {
         let start = line.trim_start();
+        let is_comment = is_rust && start.starts_with("//");
+        let prose = if is_comment { start.trim_start_matches(['/', '!']).trim_start() } else { start };
+        if is_comment || !is_rust {
+            is_code_block ^= prose.starts_with("```");
+        } else {
+            is_code_block = false;
+        }
+        // A table row, a link and a command in a page cannot be wrapped.
+        let is_table_row = (is_comment || !is_rust) && prose.starts_with('|');
+        let is_fixed = is_table_row || start.contains("://") || (is_code_block && !is_rust);
         let columns = line.chars().count();
-        // A table row and a link cannot be wrapped.
-        let is_fixed = !is_rust && start.starts_with('|') || start.contains("://");
-        let columns_max = if is_rust && start.starts_with("//") { COMMENT_MAX } else { LINE_MAX };
+        let columns_max = if is_comment && !is_code_block { COMMENT_MAX } else { LINE_MAX };
         (columns > columns_max && !is_fixed).then_some((number, columns))
     })
 }
@@ -111,5 +120,15 @@ mod tests {
         assert_eq!(widths(&format!("| {long} |"), false), []);
         assert_eq!(widths(&format!("see https://{long}"), false), []);
         assert_eq!(widths(&format!("// see https://{long}"), true), []);
+        assert_eq!(widths(&format!("/// | {long} |"), true), []);
+    }
+
+    #[test]
+    fn commands_in_pages_keep_their_width_and_code_in_comments_is_code() {
+        let long = "m".repeat(121);
+        assert_eq!(widths(&format!("```sh\n{long}\n```\n{long}"), false), [(4, 121)]);
+        let code = "c".repeat(110);
+        assert_eq!(widths(&format!("/// ```\n/// {code}\n/// ```\n/// {code}"), true), [(4, 114)]);
+        assert_eq!(widths(&format!("/// ```\nfn a() {{}}\n/// {code}"), true), [(3, 114)]);
     }
 }

@@ -37,7 +37,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     changes: u64,
     /// Rules that the store holds.
-    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1_000,
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     rules: u64,
     /// Run this build of tidegate, instead of the one of this checkout.
     #[arg(long, value_name = "FILE")]

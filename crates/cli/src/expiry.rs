@@ -4,7 +4,8 @@ use jiff::Timestamp;
 use tidegate::{Clock as _, SystemClock};
 use tidegate_server::{parse_period, timestamp};
 
-/// A bare number below this is Unix seconds, otherwise milliseconds. As milliseconds, it is in 1973.
+/// A bare number below this is Unix seconds, otherwise milliseconds. As milliseconds, it is in
+/// 1973.
 const UNIX_SECONDS_END: u64 = 100_000_000_000;
 
 /// The last millisecond of the year 9999, which is the last year of RFC 3339.

@@ -43,8 +43,8 @@ pub(crate) fn arg() -> Arg {
         .help("When to print colours; auto: on a terminal, unless NO_COLOR is set")
 }
 
-/// Sets the colours of both streams. It runs before the arguments are parsed, because help texts and
-/// usage errors have colours too.
+/// Sets the colours of both streams. It runs before the arguments are parsed, because help texts
+/// and usage errors have colours too.
 pub(crate) fn init(arguments: impl Iterator<Item = OsString>) {
     choice(arguments).write_global();
     let colors = Colors {

@@ -62,7 +62,8 @@ fn every_route_admits_exactly_the_documented_roles() {
         let body = (method == "POST" && token.is_some()).then_some(body);
         send(server.address("admin"), &request(method, target, &fields, body))
     };
-    let rule = r#"{"operations":[{"do":"put","kind":"rule","name":"a","body":{"key":["user"],"limit":1,"period":"1h"}}],"confirmed":true}"#;
+    let rule = r#"{"confirmed":true,"operations":[
+        {"do":"put","kind":"rule","name":"a","body":{"key":["user"],"limit":1,"period":"1h"}}]}"#;
     assert_eq!(ask("POST", "/v1/rules/apply", Some("admin"), rule).status, 200, "a change of somebody else");
 
     let rows = table();

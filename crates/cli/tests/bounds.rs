@@ -27,7 +27,8 @@ const LISTENERS: [&str; 3] = ["http", "resp", "admin"];
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// A message of gRPC: domain "d", and a descriptor with the entry "k" = "v" and a limit of one a minute.
+/// A message of gRPC: domain "d", and a descriptor with the entry "k" = "v" and a limit of one a
+/// minute.
 const ONE_A_MINUTE: &[u8] =
     b"\0\0\0\0\x13\x0a\x01d\x12\x0e\x0a\x06\x0a\x01k\x12\x01v\x12\x04\x08\x01\x10\x02";
 

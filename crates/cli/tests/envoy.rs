@@ -159,7 +159,8 @@ fn a_changed_file_counts_and_a_bad_one_does_not() {
     let (_folder, path) = descriptor_file(&descriptors());
     let server = start(&path);
     let limit = || {
-        let body = json!({"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "a"}], "hitsAddend": "0"}]});
+        let body = json!({"domain": "edge",
+            "descriptors": [{"entries": [{"key": "user", "value": "a"}], "hitsAddend": "0"}]});
         let answer = http(server.address("http"), "POST /json HTTP/1.1", &body.to_string());
         answer.json()["statuses"][0]["currentLimit"]["requestsPerUnit"].clone()
     };
@@ -229,7 +230,8 @@ fn a_grpc_client_gets_decisions_and_exact_errors() {
     let calls = json!([
         asked(user("alice")),
         asked(user("root")),
-        asked(json!({"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "alice"}], "hitsAddend": "3"}]})),
+        asked(json!({"domain": "edge",
+            "descriptors": [{"entries": [{"key": "user", "value": "alice"}], "hitsAddend": "3"}]})),
         asked(json!({"descriptors": [{"entries": [{"key": "k", "value": "v"}]}]})),
         asked(json!({"domain": "edge"})),
         asked(json!({"domain": "edge", "descriptors": [{"limit": {"requestsPerUnit": 1}}]})),
@@ -239,7 +241,8 @@ fn a_grpc_client_gets_decisions_and_exact_errors() {
         {"path": health, "raw": ""},
         {"path": health, "raw": "0a0178"},
         {"path": "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", "raw": list_services, "stream": true},
-        {"path": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "raw": list_services, "stream": true},
+        {"path": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            "raw": list_services, "stream": true},
     ]);
     let answers = grpc(&server, &calls);
     let status = &answers[0]["response"]["statuses"][0];
@@ -360,12 +363,14 @@ fn invalid_json_is_named_with_allowed_values() {
         ("[]", "body: a list is not an object with domain, descriptors and hitsAddend".to_owned()),
         (
             r#"{"domain":5}"#,
-            "domain: invalid type: integer `5`, expected a string at line 1 column 11; allowed is a text of 1 to 256 bytes"
+            "domain: invalid type: integer `5`, \
+             expected a string at line 1 column 11; allowed is a text of 1 to 256 bytes"
                 .to_owned(),
         ),
         (
             r#"{"domain":"edge","descriptors":[{"entries":[{"key":"k","value":"v"},{"key":1}]}]}"#,
-            "descriptors[0].entries[1].key: invalid type: integer `1`, expected a string at line 1 column 76; allowed is \
+            "descriptors[0].entries[1].key: invalid type: integer `1`, expected a string at line 1 column 76; \
+             allowed is \
              a text of 0 to 256 bytes"
                 .to_owned(),
         ),
@@ -377,7 +382,8 @@ fn invalid_json_is_named_with_allowed_values() {
         ),
         (
             r#"{"domain":"edge","descriptors":[{"limit":{"unit":{}}}]}"#,
-            "descriptors[0].limit.unit: the name or the number of a unit at line 1 column 52; allowed are SECOND, MINUTE, \
+            "descriptors[0].limit.unit: the name or the number of a unit at line 1 column 52; \
+             allowed are SECOND, MINUTE, \
              HOUR, DAY, WEEK, MONTH and YEAR"
                 .to_owned(),
         ),
@@ -392,11 +398,13 @@ fn invalid_json_is_named_with_allowed_values() {
         (r#"{"domain":"#, "body: EOF while parsing a value at line 1 column 10".to_owned()),
         (
             r#"{"domian":"edge"}"#,
-            "domian: unknown field `domian`, expected one of `domain`, `descriptors`, `hitsAddend`, `hits_addend` at line 1 \
+            "domian: unknown field `domian`, \
+             expected one of `domain`, `descriptors`, `hitsAddend`, `hits_addend` at line 1 \
              column 9"
                 .to_owned(),
         ),
-        (r#"{"domain":"edge"}"#, "descriptors: rate limit descriptor list must not be empty; allowed are 1 to 1024".to_owned()),
+        (r#"{"domain":"edge"}"#,
+            "descriptors: rate limit descriptor list must not be empty; allowed are 1 to 1024".to_owned()),
         (&format!("{{{entry}}}"), "domain: rate limit domain must not be empty; allowed are 1 to 256 bytes".to_owned()),
         (
             &format!(r#"{{"domain":"edge","hitsAddend":4294967296,{entry}}}"#),
@@ -408,7 +416,8 @@ fn invalid_json_is_named_with_allowed_values() {
         ),
         (
             r#"{"domain":"edge","descriptors":[{"limit":{"requestsPerUnit":1,"unit":"FORTNIGHT"}}]}"#,
-            "descriptors[0].limit.unit: \"FORTNIGHT\" is not a unit of time; allowed are SECOND, MINUTE, HOUR, DAY, WEEK, \
+            "descriptors[0].limit.unit: \"FORTNIGHT\" is not a unit of time; \
+             allowed are SECOND, MINUTE, HOUR, DAY, WEEK, \
              MONTH and YEAR"
                 .to_owned(),
         ),

@@ -119,7 +119,8 @@ fn two_tenants() -> (tempfile::TempDir, PathBuf) {
         let hash = TokenHash::of(format!("tg_{tenant}").as_bytes());
         write!(
             text,
-            "[[tenants]]\nname = \"{tenant}\"\n[[tokens]]\nname = \"{tenant}\"\nhash = \"{hash}\"\ntenant = \"{tenant}\"\n"
+            "[[tenants]]\nname = \"{tenant}\"\n\
+             [[tokens]]\nname = \"{tenant}\"\nhash = \"{hash}\"\ntenant = \"{tenant}\"\n"
         )
         .expect("a string");
     }

@@ -11,7 +11,8 @@ use support::serve;
 use tidegate_load::{RespConnection, throttle};
 use tidegate_testkit::{START_TIME_MAX, Server};
 
-/// Identifiers in one write: enough to make syscalls cheap, few enough for the server to take at once.
+/// Identifiers in one write: enough to make syscalls cheap, few enough for the server to take at
+/// once.
 const PER_WRITE: usize = 100;
 const IDENTIFIERS: usize = 1_000_000;
 const SERIES_MAX: usize = 2_000;

@@ -1,5 +1,5 @@
-//! Unkey's HTTP API: its own clients, every wrong request, overrides that outlive the process, and a description that
-//! is true.
+//! Unkey's HTTP API: its own clients, every wrong request, overrides that outlive the process, and
+//! a description that is true.
 
 #![allow(clippy::expect_used, clippy::panic, reason = "tests fail by it")]
 

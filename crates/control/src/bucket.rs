@@ -16,7 +16,8 @@ use crate::snapshots::DatedSnapshot;
 /// while the bucket is unreachable too.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long the signature of a request holds: a clock that is off by more is refused by the object store anyway.
+/// How long the signature of a request holds: a clock that is off by more is refused by the object
+/// store anyway.
 const SIGNED_FOR: Duration = Duration::from_mins(5);
 
 /// The largest snapshot: room for a million rules, several times.

@@ -318,7 +318,8 @@ impl Denials {
         }
     }
 
-    /// Returns the rules of a change that would be watched, and the reason for those that would not.
+    /// Returns the rules of a change that would be watched, and the reason for those that would
+    /// not.
     pub(super) fn forecast(&self, touched: &[String], stricter: &StricterRules) -> WatchForecast {
         let mut forecast = WatchForecast::default();
         for rule in touched {
@@ -382,7 +383,8 @@ impl Minute {
         }
     }
 
-    /// Scales the denials of `looks` looks to the last `some` of them, as if they were evenly spread.
+    /// Scales the denials of `looks` looks to the last `some` of them, as if they were evenly
+    /// spread.
     fn last(&mut self, some: usize, looks: usize) {
         for count in self.rules.values_mut() {
             count.denied = count.denied.saturating_mul(some as u64) / (looks as u64).max(1);
@@ -544,7 +546,8 @@ mod tests {
         let effect = |newly_denied: u32| {
             let measured = format!(
                 r#"{{"records":100,"requests":100,"newly_denied":{newly_denied},"newly_allowed":0,
-                "newly_denied_percent":{newly_denied},"rules":[{{"rule":"a","requests":100,"newly_denied":{newly_denied}}}]}}"#
+                "newly_denied_percent":{newly_denied},
+                "rules":[{{"rule":"a","requests":100,"newly_denied":{newly_denied}}}]}}"#
             );
             ApprovedEffect::read(&format!(r#"{{"measured":{measured}}}"#)).expect("measured")
         };

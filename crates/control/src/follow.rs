@@ -53,8 +53,8 @@ pub struct StoreFollower<N: Node> {
 }
 
 impl<N: Node> StoreFollower<N> {
-    /// Puts the rules of the store in force; if they cannot be had, those of the last good snapshot.
-    /// Returns an error if there is neither, each problem in a line of its own.
+    /// Puts the rules of the store in force; if they cannot be had, those of the last good
+    /// snapshot. Returns an error if there is neither, each problem in a line of its own.
     pub async fn start(config: &StoreConfig, node: &Arc<N>) -> Result<Self, String> {
         let (config, node) = (config.clone(), Arc::clone(node));
         let (control, problem) = match Store::open(&config.address).await {

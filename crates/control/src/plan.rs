@@ -362,9 +362,8 @@ mod tests {
         let judged = control.evaluate(&control.rule_rows(), &operations, ApprovedEffect::default()).await;
         assert_eq!(
             judged.expect("compiles").warnings,
-            [
-                r#"overrides["of bob"].tenant: there is no [[tenants]] entry named "acme": no tenant of this server has it"#
-            ]
+            ["overrides[\"of bob\"].tenant: there is no [[tenants]] entry named \"acme\": \
+                 no tenant of this server has it"]
         );
     }
 

@@ -401,7 +401,8 @@ mod tests {
             let limit = Limit::gcra(100, Duration::from_secs(1)).and_then(|limit| limit.with_burst(burst));
             let limit = limit.expect("in range").at_origin();
             let (mut now_us, mut level_us) = (1_000_000u64, 0u64);
-            let update = GrantUpdate { sent_us: now_us, grant: 1 << 30, life_us: 60_000 * MS, free: burst, ..GrantUpdate::default() };
+            let update = GrantUpdate { sent_us: now_us, grant: 1 << 30, life_us: 60_000 * MS,
+                free: burst, ..GrantUpdate::default() };
             let mut allowance = GrantState::default().apply_update(&limit, &update);
             for (gap_us, cost, reports) in steps {
                 now_us += gap_us;
@@ -429,7 +430,8 @@ mod tests {
         }
 
         #[test]
-        fn nothing_is_spent_beyond_the_grant(grant in 0u64..50, costs in prop::collection::vec((0u64..9, 4_900u64..6_200), 0..40)) {
+        fn nothing_is_spent_beyond_the_grant(
+            grant in 0u64..50, costs in prop::collection::vec((0u64..9, 4_900u64..6_200), 0..40)) {
             let mut allowance = granted(grant, 0);
             let mut spent = 0;
             for (cost, now_ms) in costs {

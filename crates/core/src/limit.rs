@@ -153,7 +153,8 @@ impl Limit {
 
     /// Returns the same limit for meters whose amount and period an operator may change: after a
     /// change, the units that have not drained stay the same. Without it, the time in which they
-    /// drain stays the same, as clients of `CL.THROTTLE` expect. Sliding windows count units anyway.
+    /// drain stays the same, as clients of `CL.THROTTLE` expect. Sliding windows count units
+    /// anyway.
     #[must_use]
     pub const fn keeping_units(self) -> Self {
         Self { keeps_units: true, ..self }

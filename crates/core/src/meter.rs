@@ -431,7 +431,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_slot_holds_a_meter_unchanged(limit in limits(), now in 0u64..1 << 50, cost in 0u64..9_000, held in 0u64..99) {
+        fn a_slot_holds_a_meter_unchanged(
+            limit in limits(), now in 0u64..1 << 50, cost in 0u64..9_000, held in 0u64..99) {
             let now = Now::from_micros(now, now);
             let (_, meter) = Meter::empty(&limit).charge(&limit, now, cost).reserve(&limit, now, held);
             let slot = Slot::pack(0xABCD, &limit, &meter);
@@ -440,16 +441,19 @@ mod tests {
         }
 
         #[test]
-        fn key_at_its_limit_is_pinned(limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
+        fn key_at_its_limit_is_pinned(
+            limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
             let spent = Meter::empty(&limit).charge(&limit, Now::from_micros(start, start), cost);
             let now = Now::from_micros(start + later, start + later);
             let (verdict, _) = spent.decide(&limit, now, 1);
             let eviction_rank = Slot::pack(1, &limit, &spent).eviction_rank(now);
-            prop_assert!(verdict.is_allowed() || eviction_rank == EvictionRank::Pinned, "{:?} {:?}", verdict, eviction_rank);
+            prop_assert!(verdict.is_allowed() || eviction_rank == EvictionRank::Pinned,
+                "{:?} {:?}", verdict, eviction_rank);
         }
 
         #[test]
-        fn a_clean_meter_loses_nothing_by_being_forgotten(limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
+        fn a_clean_meter_loses_nothing_by_being_forgotten(
+            limit in limits(), start in 0u64..1 << 50, cost in 0u64..9_000, later in 0u64..200_000_000) {
             let spent = Meter::empty(&limit).charge(&limit, Now::from_micros(start, start), cost);
             let now = Now::from_micros(start + later, start + later);
             if let EvictionRank::Clean { .. } = Slot::pack(1, &limit, &spent).eviction_rank(now) {

@@ -75,7 +75,8 @@ mod tests {
     }
 
     proptest! {
-        /// A remote clock that runs up to a sixteenth faster or slower is never before the estimate.
+        /// A remote clock that runs up to a sixteenth faster or slower is never before the
+        /// estimate.
         #[test]
         fn a_lower_bound_holds_for_every_drift(
             reading in 1u64 << 40..1 << 41,

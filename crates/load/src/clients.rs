@@ -68,8 +68,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// An open loop with requests at this interval; without one a closed loop, in which each request
-    /// follows the reply to the one before. Staggers the clients, so that the load is even.
+    /// An open loop with requests at this interval; without one a closed loop, in which each
+    /// request follows the reply to the one before. Staggers the clients, so that the load is even.
     pub fn new(every: Option<Duration>, number: u32, clients: u32, started: Instant) -> Self {
         let first = every.map_or(Duration::ZERO, |every| every * number / clients.max(1));
         Self { next: started + first, every }

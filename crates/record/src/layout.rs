@@ -403,23 +403,27 @@ pub(crate) mod tests {
             numbers in prop::array::uniform4(any::<u64>()),
             limits in prop::array::uniform3(any::<u32>()),
             retry_ms in prop::option::of(0..u64::MAX),
-            verdict in prop::sample::select(vec![RecordVerdict::Denied, RecordVerdict::ShadowDenied, RecordVerdict::Allowed]),
+            verdict in prop::sample::select(
+                vec![RecordVerdict::Denied, RecordVerdict::ShadowDenied, RecordVerdict::Allowed]),
             texts in prop::array::uniform8(".{0,40}"),
             until_ms in prop::option::of(0..u64::MAX),
             dimensions in prop::collection::vec((".{0,10}", ".{0,30}"), 0..6),
         ) {
             let [at_ms, cost, rule_version, period_ms] = numbers;
             let [amount, burst, remaining] = limits;
-            let [key, tenant, surface, rule, set_version, replaced_by, source, reason] = texts.each_ref().map(|text| cut(text, NAME_BYTES_MAX));
+            let [key, tenant, surface, rule, set_version, replaced_by, source, reason] =
+                texts.each_ref().map(|text| cut(text, NAME_BYTES_MAX));
             let limit = LimitTerms { amount, burst, period_ms };
-            let entry = DecisionEntry { at_ms, tenant, surface, key, cost, verdict, rule, rule_version, set_version, replaced_by, limit, remaining, retry_ms, source, reason, until_ms };
+            let entry = DecisionEntry { at_ms, tenant, surface, key, cost, verdict, rule, rule_version,
+                set_version, replaced_by, limit, remaining, retry_ms, source, reason, until_ms };
             let bytes = encoded(&entry, dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str())));
             prop_assert!(bytes.len() <= RECORD_BYTES_MAX);
             prop_assert!(are_whole(&bytes));
             let [written] = records(&bytes).collect::<Vec<_>>()[..] else { panic!("one record") };
             prop_assert_eq!(written.entry, entry);
             if !written.dimensions_cut {
-                let read: Vec<_> = written.dimensions().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+                let read: Vec<_> =
+                    written.dimensions().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
                 prop_assert_eq!(read, dimensions);
             }
             for short in 0..bytes.len() {

@@ -460,7 +460,8 @@ mod tests {
         #[test]
         fn denials_have_room_that_samples_cannot_take(
             verdicts in prop::collection::vec(
-                prop::sample::select(vec![RecordVerdict::Denied, RecordVerdict::ShadowDenied, RecordVerdict::Allowed]), 0..2_000),
+                prop::sample::select(vec![
+                    RecordVerdict::Denied, RecordVerdict::ShadowDenied, RecordVerdict::Allowed]), 0..2_000),
             threads in 1..3_usize,
         ) {
             let room = 64 << 10;
@@ -468,7 +469,8 @@ mod tests {
             let mut asked = [0; KINDS];
             for (at, verdict) in verdicts.iter().enumerate() {
                 asked[verdict.kind() as usize] += 1;
-                recorder.write(at % threads, &DecisionEntry { verdict: *verdict, ..denied("user:42", 5) }, [("user", "42")]);
+                recorder.write(at % threads,
+                    &DecisionEntry { verdict: *verdict, ..denied("user:42", 5) }, [("user", "42")]);
             }
             let counts = recorder.counts();
             let length = encoded(&denied("user:42", 5), [("user", "42")]);

@@ -534,7 +534,8 @@ mod tests {
     proptest! {
         /// Any bit of any field, in any entry.
         #[test]
-        fn a_flipped_bit_anywhere_is_found(at in 0_usize..6, field in 0_usize..7, byte in 0_usize..64, bit in 0_u32..7) {
+        fn a_flipped_bit_anywhere_is_found(
+            at in 0_usize..6, field in 0_usize..7, byte in 0_usize..64, bit in 0_u32..7) {
             let mut entries = chain(6);
             let entry = &mut entries[at];
             let text = match field {

@@ -221,7 +221,8 @@ mod tests {
         let problem =
             "line 6: rules[0].regime: \"strict\" requires class \"security\", its default, not \"cost\"";
         assert_eq!(rule("regime = 'strict'\nclass = 'cost'").expect_err("refused").0, [problem]);
-        let problem = "line 6: rules[0].regime: \"worldwide\" is none of \"regional\", \"best_effort\", \"share\", \"strict\"";
+        let problem = "line 6: rules[0].regime: \"worldwide\" is none of \
+             \"regional\", \"best_effort\", \"share\", \"strict\"";
         assert_eq!(rule("regime = 'worldwide'").expect_err("refused").0, [problem]);
     }
 

@@ -76,8 +76,8 @@ impl<'t> TomlLines<'t> {
         all.into_iter().map(|(_, problem)| problem).chain(unlisted).chain(counts).collect()
     }
 
-    /// Returns the line of the key or row that a problem begins with; `None` if the text has no part
-    /// of its path.
+    /// Returns the line of the key or row that a problem begins with; `None` if the text has no
+    /// part of its path.
     pub fn line_of(&self, problem: &str) -> Option<usize> {
         in_table(self.root.get_ref(), problem).map(|span| self.line_at(span.start))
     }

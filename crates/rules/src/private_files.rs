@@ -1,4 +1,5 @@
-//! Files and folders that only their owner may read: they hold keys, addresses and hashes of tokens.
+//! Files and folders that only their owner may read: they hold keys, addresses and hashes of
+//! tokens.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Result};
@@ -22,8 +23,8 @@ pub(crate) fn create_if_missing(file: &Path) -> Result<()> {
     }
 }
 
-/// Creates a file to write, and empties an existing one. An existing file becomes private before the
-/// first byte is written: the mode of an `open` applies to new files only.
+/// Creates a file to write, and empties an existing one. An existing file becomes private before
+/// the first byte is written: the mode of an `open` applies to new files only.
 pub(crate) fn create(file: &Path) -> Result<File> {
     let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(file)?;
     opened.set_permissions(Permissions::from_mode(FILE_MODE))?;

@@ -1,4 +1,5 @@
-//! The admin listener: health, readiness, metrics, requests of the command line, and the rules' store.
+//! The admin listener: health, readiness, metrics, requests of the command line, and the rules'
+//! store.
 
 mod audit;
 mod bounds;
@@ -101,9 +102,9 @@ fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
     }
 }
 
-/// Answers a probe, which needs no credential: whether the server takes traffic, and why it does not
-/// work as configured. The reasons contain no address; `/v1/status` has them in full. Without its
-/// origin a server is ready, because it still decides.
+/// Answers a probe, which needs no credential: whether the server takes traffic, and why it does
+/// not work as configured. The reasons contain no address; `/v1/status` has them in full. Without
+/// its origin a server is ready, because it still decides.
 fn ready(req: &HttpRequest<'_>) -> HttpResponse {
     let (status, word) = if req.shared.node.is_ready() {
         (StatusCode::OK, "ready\n")

@@ -74,7 +74,8 @@ pub(crate) struct Caller {
     token: Option<TokenHash>,
 }
 
-/// The SHA-256 of a token. Tokens are drawn at random with 256 bits, so a plain hash of one cannot be guessed back.
+/// The SHA-256 of a token. Tokens are drawn at random with 256 bits, so a plain hash of one cannot
+/// be guessed back.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenHash([u8; 32]);
 
@@ -133,7 +134,8 @@ const OURSELVES: &str = "tidegate:";
 /// The name of every caller of a server without tokens.
 const LOCAL_NAME: &str = "local";
 
-/// All tokens that open the server. Without any in its configuration it is open, and listens on loopback only.
+/// All tokens that open the server. Without any in its configuration it is open, and listens on
+/// loopback only.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
     known: HashMap<u64, Vec<TokenEntry>>,
@@ -242,8 +244,8 @@ impl Credentials {
         lasts(known.expires_ms, now_ms).then(|| known.name.clone())
     }
 
-    /// Whether the tenant has a credential that may approve changes, of another name than these: the
-    /// author, and those that the store does not accept as approvers of the author.
+    /// Whether the tenant has a credential that may approve changes, of another name than these:
+    /// the author, and those that the store does not accept as approvers of the author.
     pub(crate) fn has_approver_beside(
         &self,
         names: &HashSet<String>,

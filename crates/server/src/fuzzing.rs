@@ -54,7 +54,8 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 5}
 ";
 
-/// Lines: a request target, then values of `X-Forwarded-For` and, if the target is empty, of `Forwarded`.
+/// Lines: a request target, then values of `X-Forwarded-For` and, if the target is empty, of
+/// `Forwarded`.
 pub fn forwarded_address(bytes: &[u8]) {
     let mut lines = bytes.split(|byte| *byte == b'\n');
     let target = lines.next().unwrap_or_default();
@@ -213,7 +214,10 @@ mod tests {
 
     #[test]
     fn rule_rows_are_refused_or_matched() {
-        rule_rows(b"rr {\"key\":[\"user\"],\"limit\":1,\"period\":\"1s\"}\noo {\"rule\":\"r\",\"key\":[\"a\"],\"limit\":2,\"expires\":9}");
+        rule_rows(
+            b"rr {\"key\":[\"user\"],\"limit\":1,\"period\":\"1s\"}\n\
+             oo {\"rule\":\"r\",\"key\":[\"a\"],\"limit\":2,\"expires\":9}",
+        );
         rule_rows(b"rr {}\noo [\nee {\"action\":\"block\"}");
     }
 
@@ -222,7 +226,8 @@ mod tests {
         #[test]
         fn no_body_breaks_anything(
             fields in prop::collection::vec(
-                ("namespace|identifier|limit|duration|cost|cursor|x", "[0-9]{1,22}|-1|1e9|null|\"[*a>]{0,3}\"|\\[\\]|\\{\\}|true"),
+                ("namespace|identifier|limit|duration|cost|cursor|x",
+                    "[0-9]{1,22}|-1|1e9|null|\"[*a>]{0,3}\"|\\[\\]|\\{\\}|true"),
                 0..6,
             ),
             cut in any::<prop::sample::Index>(),

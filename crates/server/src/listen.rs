@@ -13,14 +13,15 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::Listener;
 use crate::shared::Shared;
 
-/// Connections that wait to be accepted. Higher: larger bursts of new clients; more memory in the kernel.
+/// Connections that wait to be accepted. Higher: larger bursts of new clients; more memory in the
+/// kernel.
 const BACKLOG: u32 = 1_024;
 
 /// Accepted connections that wait for their worker. When it is full, accepting waits.
 pub(crate) const HANDED_OVER_MAX: usize = 1_024;
 
-/// How long to wait after connections could not be accepted, at first and at most. Longer: less time burnt; clients
-/// wait longer once they can be accepted again.
+/// How long to wait after connections could not be accepted, at first and at most. Longer: less
+/// time burnt; clients wait longer once they can be accepted again.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(5);
 const RETRY_WAIT_MAX: Duration = Duration::from_millis(500);
 
@@ -147,8 +148,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Connections that cannot be accepted, such as when the system has no more file descriptors: trying again at once
-/// would only burn time, and a line for each of them fill the disk.
+/// Connections that cannot be accepted, such as when the system has no more file descriptors:
+/// trying again at once would only burn time, and a line for each of them fill the disk.
 #[derive(Debug, Default)]
 struct AcceptErrors {
     wait: Duration,

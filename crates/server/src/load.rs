@@ -11,7 +11,8 @@ use std::time::Duration;
 use tidegate_rules::Class;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// How often a worker looks how late it is. Shorter: sooner to notice, more wake-ups of an idle server.
+/// How often a worker looks how late it is. Shorter: sooner to notice, more wake-ups of an idle
+/// server.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Delays from which a worker sheds checks of a class, if [`LATE_LOOKS`] measurements in a row
@@ -23,7 +24,8 @@ const SHED_LATE: [(Class, Duration); 3] = [
     (Class::Security, Duration::from_millis(400)),
 ];
 
-/// Late looks in a row before a worker sheds. Higher: a pause of the machine sheds less; overload is noticed later.
+/// Late looks in a row before a worker sheds. Higher: a pause of the machine sheds less; overload
+/// is noticed later.
 pub(crate) const LATE_LOOKS: usize = 3;
 
 thread_local! {

@@ -23,7 +23,8 @@ use tidegate_rules::Class;
 use crate::origin_monitor::OriginMonitor;
 use crate::rates::DecisionTotals;
 
-/// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher: more series.
+/// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher:
+/// more series.
 const TENANT_SERIES_MAX: usize = 100;
 const OTHER_TENANTS: &str = "_other";
 
@@ -531,7 +532,8 @@ impl Scrape {
     }
 }
 
-/// Upper ends of the buckets for how long changes of rules take to be in force. One second is usual, five are many.
+/// Upper ends of the buckets for how long changes of rules take to be in force. One second is
+/// usual, five are many.
 const LAG_BUCKETS_MS: [u64; 12] = [10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 300_000];
 
 /// How a server follows the store of its rules.

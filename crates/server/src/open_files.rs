@@ -30,8 +30,8 @@ impl OpenFiles {
         Self { listeners, connections_max, others }
     }
 
-    /// Makes the system's limit as high as needed, or as is allowed. Gives the connections that each listener may have
-    /// then: a connection beyond the limit could not even be refused.
+    /// Makes the system's limit as high as needed, or as is allowed. Gives the connections that
+    /// each listener may have then: a connection beyond the limit could not even be refused.
     pub(crate) fn make_room(self) -> usize {
         let limit = getrlimit(Resource::Nofile);
         let allowed = self.raised(limit).map_or(u64::MAX, |to| match raise(limit, to) {

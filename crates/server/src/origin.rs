@@ -86,7 +86,8 @@ impl RegionConfig {
         Fleet { has_origin, nodes: self.nodes, ..regions }
     }
 
-    /// Joins the region, if there is one. Has to be called within a runtime then, which makes the calls.
+    /// Joins the region, if there is one. Has to be called within a runtime then, which makes the
+    /// calls.
     pub(crate) fn join(&self, limiter: &Arc<Limiter>) -> Result<Option<Region>, String> {
         let origin: Arc<dyn Origin> = match &self.origin {
             OriginConfig::None => return Ok(None),
@@ -109,7 +110,8 @@ impl RegionConfig {
     }
 
     fn open(&self, servers: &Servers) -> Result<RedisOrigin, String> {
-        // Connections are made at times that differ from process to process. In containers all have the same number.
+        // Connections are made at times that differ from process to process. In containers all have
+        // the same number.
         let seed = getrandom::u64().map_err(|error| format!("the system gave no random bytes: {error}"))?;
         let mut config = RedisConfig::new(servers.clone(), seed);
         config.certificates = self.tls.read()?;
@@ -175,7 +177,8 @@ pub(crate) async fn watch_refusals(region: Region) {
     while refusal.changed().await.is_ok() {
         if let Some(reason) = *refusal.borrow_and_update() {
             let refused = region.stats().refused;
-            tracing::error!(%reason, refused, "the origin rejected a call: its requests were decided without the origin");
+            tracing::error!(%reason, refused,
+                "the origin rejected a call: its requests were decided without the origin");
         }
         let _ = tokio::time::timeout(REFUSALS_EVERY, std::future::pending::<()>()).await;
     }

@@ -24,8 +24,8 @@ const PROBE_EVERY: Duration = Duration::from_secs(10);
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 /// Minimum time between the end of a probe and the next one. Without it, an origin that stalls and
-/// recovers in quick succession gets a probe for each change, in addition to its overload. Longer: a
-/// second change is noticed later.
+/// recovers in quick succession gets a probe for each change, in addition to its overload. Longer:
+/// a second change is noticed later.
 const PROBE_GAP_MIN: Duration = Duration::from_millis(250);
 const _: () = assert!(PROBE_GAP_MIN.as_millis() < RETRY_EVERY.as_millis(), "a gap is part of an interval");
 
@@ -208,8 +208,8 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
     }
 }
 
-/// Waits for the next probe. A change of the answers ends the wait early, but not before the minimum
-/// gap. Returns false if there are no more answers.
+/// Waits for the next probe. A change of the answers ends the wait early, but not before the
+/// minimum gap. Returns false if there are no more answers.
 #[expect(clippy::disallowed_methods, reason = "a minimum gap has no condition to wait for")]
 async fn is_next_probe_due(answers: &mut Receiver<bool>, every: Duration) -> bool {
     tokio::time::sleep(PROBE_GAP_MIN).await;

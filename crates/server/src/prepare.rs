@@ -46,7 +46,8 @@ impl PreparedServer {
     }
 }
 
-/// With overrides in memory. If the table cannot be had, one of another size serves to look for further problems.
+/// With overrides in memory. If the table cannot be had, one of another size serves to look for
+/// further problems.
 fn shared(config: &mut Config, problems: &mut Vec<String>) -> Option<Shared> {
     let problem = match Shared::new(config) {
         Ok(shared) => return Some(shared),

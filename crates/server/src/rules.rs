@@ -1,4 +1,5 @@
-//! The rule set in force, with its gates, counts and bounds; finds the rules that apply to a request.
+//! The rule set in force, with its gates, counts and bounds; finds the rules that apply to a
+//! request.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -19,7 +20,8 @@ use crate::decider::Decider;
 use crate::pipeline::rules::{MatchedRequest, MatchedRule};
 use crate::shared::{Shared, Tenant};
 
-/// The most gates of a set, one for each rule and tenant it is for: a bound on their memory, some 200 bytes each.
+/// The most gates of a set, one for each rule and tenant it is for: a bound on their memory, some
+/// 200 bytes each.
 const GATES_MAX: usize = 1_000_000;
 
 /// A rule set with the gates of every tenant.

@@ -1,6 +1,7 @@
 //! The settings: each known by one key, in the file, as a flag and in the environment.
 
-/// One setting. The key `http_listen` is the flag `--http-listen` and the variable `TIDEGATE_HTTP_LISTEN`.
+/// One setting. The key `http_listen` is the flag `--http-listen` and the variable
+/// `TIDEGATE_HTTP_LISTEN`.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     /// The key in the configuration file.

@@ -153,7 +153,8 @@ pub enum StartError {
     Limiter(tidegate::BuildError),
     /// One of the files it needs is wrong.
     File(String),
-    /// Neither the store of rules nor a snapshot of it gives any, each problem in a line of its own.
+    /// Neither the store of rules nor a snapshot of it gives any, each problem in a line of its
+    /// own.
     Rules(String),
     /// Ports that could not be opened, one per line.
     Ports(Vec<String>),

@@ -141,7 +141,8 @@ where
     match listener {
         Listener::Http => http::serve(stream, peer, context).await,
         Listener::Admin => admin::serve(stream, peer, context).await,
-        // A call is a task of its own, which runs after the connections that were ready with its own.
+        // A call is a task of its own, which runs after the connections that were ready with its
+        // own.
         Listener::Grpc => grpc::serve(stream.answers_later(), context).await,
         Listener::Resp => resp::serve(stream, context).await,
     }

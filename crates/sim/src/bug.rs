@@ -38,7 +38,8 @@ bugs! {
         DropsWhenFull => "usage is dropped when a queue is full",
         /// The origin writes grants off that their holders still spend.
         ImpatientOrigin => "the origin forgets grants that nodes still spend",
-        /// The life of a grant begins at the node when the reply arrives, not when the call was sent.
+        /// The life of a grant begins at the node when the reply arrives, not when the call was
+        /// sent.
         HolderStartsLate => "a node counts the life of a grant from the reply",
         /// A lapsed grant goes to the next node, although it must count as used.
         ForgetsLapsed => "a lapsed grant does not count as used",
@@ -71,8 +72,8 @@ bugs! {
         /// After its clock was set back, the origin stands still until the clock reaches the old
         /// reading again.
         TimeStandsStill => "a clock that was set back does not advance",
-        /// A limit that begins to count in another way has another slot at a node, and the same meter
-        /// at the origin.
+        /// A limit that begins to count in another way has another slot at a node, and the same
+        /// meter at the origin.
         SlotOfLimit => "a changed limit has another slot at a node",
         /// Usage charged without a check is reported as spent from a grant.
         OwedIsUsed => "owed units are reported as spent from a grant",
@@ -108,8 +109,8 @@ bugs! {
         NeverParts => "regions that hear no peer stay connected",
         /// One of the regions never falls back to its part.
         OneNeverParts => "one region that hears no peer stays connected",
-        /// A region becomes connected as soon as it hears all peers, before their usage while isolated
-        /// has arrived.
+        /// A region becomes connected as soon as it hears all peers, before their usage while
+        /// isolated has arrived.
         SettlesAtOnce => "a region is connected before peers have published their share usage",
         /// One of the regions stays on its regional share forever.
         NeverSettles => "one region stays isolated for ever",
@@ -121,10 +122,11 @@ bugs! {
         NoThreshold => "components below the threshold are published",
         /// The publish threshold is compared with the level, not with the unpublished usage.
         ThresholdOnLevel => "the threshold applies to the level, not to unpublished usage",
-        /// After a cut, the units that were admitted from a regional share are charged to all regions.
+        /// After a cut, the units that were admitted from a regional share are charged to all
+        /// regions.
         HealingChargesPart => "after a partition the regional shares are charged",
-        /// Dirty meters are dropped when a round has read them, not when all peers have acknowledged
-        /// them.
+        /// Dirty meters are dropped when a round has read them, not when all peers have
+        /// acknowledged them.
         TrimsEarly => "dirty marks are dropped before all peers have acknowledged",
         /// A batch is acknowledged before it is merged.
         AcknowledgesEarly => "a batch is acknowledged before it is merged",

@@ -346,7 +346,10 @@ impl SideBytes {
             return false;
         }
         let _keeping = KeptConnection::new(counts);
-        let is_other = |traffic: &Traffic| !matches!(traffic, Traffic::QuestionsUpTo(now) | Traffic::AnswersUpTo(now) if *now == words);
+        let is_other = |traffic: &Traffic| match traffic {
+            Traffic::QuestionsUpTo(now) | Traffic::AnswersUpTo(now) => *now != words,
+            _ => true,
+        };
         // A sender of more bytes is still connected.
         let is_gone = async { while self.hear(from).await {} };
         tokio::select! {

@@ -289,8 +289,8 @@ impl Limiter {
     }
 
     /// Fills a group with the next few checks, then prefetches their meters in sequence. By a
-    /// profile, the processor waits at each prefetch, and adjacent ones wait together. With a digest
-    /// between any two, a batch over ten million keys took half as long again.
+    /// profile, the processor waits at each prefetch, and adjacent ones wait together. With a
+    /// digest between any two, a batch over ten million keys took half as long again.
     #[inline]
     fn fetch<'g>(&self, checks: &mut impl Iterator<Item = Check<'g>>, group: &mut CheckBatch<'g>) {
         group.clear();

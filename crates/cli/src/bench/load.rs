@@ -204,7 +204,8 @@ impl<'a> BenchClient<'a> {
     }
 }
 
-/// Keys drawn at random: `SplitMix64`, another sequence for each connection and the same in each run.
+/// Keys drawn at random: `SplitMix64`, another sequence for each connection and the same in each
+/// run.
 struct Keys {
     state: u64,
     count: u64,

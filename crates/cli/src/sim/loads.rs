@@ -1,4 +1,5 @@
-//! `tidegate sim --loads`: fleets without faults under even and uneven load, compared with a single bucket.
+//! `tidegate sim --loads`: fleets without faults under even and uneven load, compared with a single
+//! bucket.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,8 @@ use tidegate_sim::{FleetResult, LoadCase, LoadResult, load_cases};
 use super::{ended, progress};
 use crate::{CommandResult, table};
 
-/// Runs every case on all cores, and prints one row for each limit on each fleet, or every case as JSON.
+/// Runs every case on all cores, and prints one row for each limit on each fleet, or every case as
+/// JSON.
 pub(super) fn run(as_json: bool) -> CommandResult {
     let results = measure(&load_cases());
     let fleets = FleetResult::of(&results);

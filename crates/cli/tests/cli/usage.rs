@@ -169,7 +169,8 @@ fn rules_are_validated_without_a_server() {
 
 #[test]
 fn bench_counts_decisions_of_the_server() {
-    // On a machine that is too busy, checks of comfort pass uncounted; those of security are errors.
+    // On a machine that is too busy, checks of comfort pass uncounted; those of security are
+    // errors.
     let (_folder, rules) = folder_with("rules.toml", &format!("{RULES}class = 'security'\n"));
     let server = serve(&["--rules", &rules]);
     let url = server.url("http", "");

@@ -1,4 +1,5 @@
-//! Limits that change while they are in use, requests too large for any grant, stores that forget, and windows that end.
+//! Limits that change while they are in use, requests too large for any grant, stores that forget,
+//! and windows that end.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -219,8 +220,8 @@ const WINDOW_LIMIT: u64 = 40;
 /// A client stops once it was admitted in more than this many cells.
 const CELLS: usize = 4;
 
-/// The longest that an origin believes in a grant of a key that was denied of late, µs: its life, a sixteenth more, and the
-/// origin's margin.
+/// The longest that an origin believes in a grant of a key that was denied of late, µs: its life, a
+/// sixteenth more, and the origin's margin.
 const STRICT_US_MAX: u64 = 300_000 + 300_000 / 16 + 300_000;
 
 /// A request that was granted, and between which moments, by the clock that the store has as well.

@@ -71,7 +71,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Clients of the servers at `places`. Each request has one of these dimensions, with one of `keys` values.
+    /// Clients of the servers at `places`. Each request has one of these dimensions, with one of
+    /// `keys` values.
     pub fn start(places: Vec<SocketAddr>, kinds: &'static [&'static str], keys: usize) -> Self {
         let shared =
             Shared { stop: AtomicBool::new(false), places: Mutex::new(places), tally: Mutex::default() };

@@ -51,7 +51,8 @@ impl MeterSums {
     }
 }
 
-/// How long each grant of a rule's meters is believed in from now on at most, µs, with the cell it is of.
+/// How long each grant of a rule's meters is believed in from now on at most, µs, with the cell it
+/// is of.
 pub fn lives_left_us(server: &Redis, rule: &str) -> Vec<(u64, u64)> {
     let mut found = Vec::new();
     for key in keys(server, &format!("tg2:{{*}}:m:*:{rule}*")) {

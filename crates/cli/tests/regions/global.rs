@@ -45,12 +45,14 @@ const QUIETLY_USED: u64 = 50;
 fn rules() -> String {
     let rule = |name: &str, class: &str| {
         format!(
-            "[[rules]]\nname='{name}'\nclass='{class}'\nregime='best_effort'\nkey=['{name}']\nlimit={}\nperiod='1m'\nburst={BURST}\n",
+            "[[rules]]\nname='{name}'\nclass='{class}'\nregime='best_effort'\n\
+             key=['{name}']\nlimit={}\nperiod='1m'\nburst={BURST}\n",
             RATE * 60
         )
     };
     let quiet = format!(
-        "[[rules]]\nname='quiet'\nclass='cost'\nregime='best_effort'\nkey=['quiet']\nlimit={QUIET}\nperiod='{FOR_EVER}'\n"
+        "[[rules]]\nname='quiet'\nclass='cost'\nregime='best_effort'\n\
+         key=['quiet']\nlimit={QUIET}\nperiod='{FOR_EVER}'\n"
     );
     [rule("security", "security"), rule("comfort", "comfort"), quiet].concat()
 }
@@ -89,7 +91,8 @@ fn attack_on_all_regions_stays_within_the_printed_bound() {
     let first = admitted.partition_point(|when| *when <= 5.0);
     let first = f64::from(u32::try_from(first).expect("few"));
     println!(
-        "attack: {} passed in {seconds:.1} s at {TIMES} times {RATE}/s with a burst of {BURST}; at most {:.0} by the bound of {surplus} \
+        "attack: {} passed in {seconds:.1} s at {TIMES} times {RATE}/s with a burst of {BURST}; \
+         at most {:.0} by the bound of {surplus} \
          with a lag of {lag} ms, answers by {sources:?}; {first} in the first 5 s, at most {:.0}",
         admitted.len(),
         most(seconds, surplus),
@@ -142,7 +145,8 @@ fn lockout_after_a_cut_lasts_no_longer_than_the_debt() {
     let seconds = after.seconds();
     let longest = most(0.0, owed) / f64::from(RATE);
     println!(
-        "debt: {} passed through a cut; alice passes everywhere {seconds:.1} s after that; {owed} owed at most, which drain in {longest:.1} s",
+        "debt: {} passed through a cut; alice passes everywhere {seconds:.1} s after that; \
+         {owed} owed at most, which drain in {longest:.1} s",
         admitted.len()
     );
     assert!(seconds <= longest, "{seconds} s, and {longest} s would do");
@@ -239,7 +243,8 @@ impl std::fmt::Display for HealingTimes {
         let Self { linked, whole, heard, lost } = self;
         write!(
             f,
-            "after the network was there again, replicators were connected in {linked:.2} s, all regions counted on the whole in {whole:.2} s, \
+            "after the network was there again, replicators were connected in {linked:.2} s, \
+             all regions counted on the whole in {whole:.2} s, \
              and every client had heard so in {heard:.2} s; {lost} connections were lost meanwhile"
         )
     }

@@ -102,7 +102,8 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let rules = format!(
-            "placement='user'\n[[rules]]\nname='global'\nclass='cost'\nregime='best_effort'\nkey=['user']\nlimit={LIMIT}\nperiod='{FOR_EVER}'\n"
+            "placement='user'\n[[rules]]\nname='global'\nclass='cost'\nregime='best_effort'\n\
+             key=['user']\nlimit={LIMIT}\nperiod='{FOR_EVER}'\n"
         );
         let world = World::start_on_wires(&rules, 2, &[]);
         let scene = Self { world, granted: RefCell::default(), fresh: vec![KNOWN.to_owned()], tries: 0 };

@@ -14,7 +14,8 @@ const SHARED: [u64; 3] = [1, 2, 100];
 fn rules() -> String {
     let rule = |name: &str, regime: &str, limit: u64| {
         format!(
-            "[[rules]]\nname='{name}'\nclass='cost'\nregime='{regime}'\nkey=['{name}']\nlimit={limit}\nperiod='{FOR_EVER}'\n"
+            "[[rules]]\nname='{name}'\nclass='cost'\nregime='{regime}'\n\
+             key=['{name}']\nlimit={limit}\nperiod='{FOR_EVER}'\n"
         )
     };
     let shared: String = SHARED.iter().map(|limit| rule(&format!("share{limit}"), "share", *limit)).collect();

@@ -79,7 +79,8 @@ const SHARE: f64 = 95.0;
 #[expect(clippy::disallowed_methods, reason = "what may pass depends on real time")]
 fn strict_checks_pass_over_flapping_links_within_the_limit() {
     let rules = format!(
-        "[[rules]]\nname='strict'\nclass='security'\nregime='strict'\nkey=['ip']\nlimit={}\nperiod='1m'\nburst={RATE}\n",
+        "[[rules]]\nname='strict'\nclass='security'\nregime='strict'\n\
+         key=['ip']\nlimit={}\nperiod='1m'\nburst={RATE}\n",
         60 * RATE
     );
     // Three round trips: the test measures losses of links, not the latency of a busy machine.
@@ -122,7 +123,8 @@ fn strict_checks_pass_over_flapping_links_within_the_limit() {
         + f64::from(ups - 1) * rate * DOWN.as_secs_f64().min(1.0);
     let most = rate + rate * seconds;
     println!(
-        "strict: {passed:?} passed in {seconds:.1} s over links that were there for {UP:?} and gone for {DOWN:?}, {ups} times; one bucket \
+        "strict: {passed:?} passed in {seconds:.1} s over links that were there for \
+         {UP:?} and gone for {DOWN:?}, {ups} times; one bucket \
          lets pass {one_bucket:.0}, and at most {most:.0}"
     );
     assert!(passed.iter().all(|passed| (1.0..=most).contains(&f64::from(*passed))), "{passed:?}");

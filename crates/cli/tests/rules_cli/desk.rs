@@ -153,7 +153,8 @@ impl Desk {
         });
     }
 
-    /// Requests of one user, until the log has them, and as many as there are in all with those before.
+    /// Requests of one user, until the log has them, and as many as there are in all with those
+    /// before.
     pub(crate) fn traffic(&self, requests: u32, in_all: u32) {
         self.traffic_of("ann", requests, in_all);
     }

@@ -21,7 +21,8 @@ const HALVED_BYTES_MAX: usize = 8 << 10;
 /// Maximum bytes of a rule in short form, or of a halved rule, besides its name.
 const BESIDE_NAME_BYTES: usize = 56;
 
-/// Shares and parts of limits that differ by less are the same: they are computed, written and read.
+/// Shares and parts of limits that differ by less are the same: they are computed, written and
+/// read.
 const NEARLY_NOTHING: f64 = 1e-9;
 
 /// Shares that a rule would newly deny: of all its requests, and of those that pass it now.

@@ -205,8 +205,8 @@ impl BackTest {
 
     /// A request as it is now and, if overrides end, as it will be.
     fn see(&self, record: &DecisionRecord) -> Option<(LoggedRequest, Option<LoggedRequest>)> {
-        // Limits that come with a request have no rules, and no rule decided a shed request. Without
-        // all dimensions the matching rules are unknown.
+        // Limits that come with a request have no rules, and no rule decided a shed request.
+        // Without all dimensions the matching rules are unknown.
         let is_of_rules = !record.set_version.is_empty() && record.source != SHED_SOURCE;
         if !is_of_rules || record.dimensions_cut {
             return None;

@@ -136,7 +136,8 @@ impl Pool {
         }
     }
 
-    /// How long the requests of keys with few records came: as far as is known, for all of the time.
+    /// How long the requests of keys with few records came: as far as is known, for all of the
+    /// time.
     fn span_ms(&self, window_ms: f64) -> f64 {
         let several: f64 = self.keys.iter().take(OWN_FROM).skip(2).sum();
         if several > 0.0 { self.spans_ms / several } else { window_ms }

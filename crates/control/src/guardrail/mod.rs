@@ -208,8 +208,8 @@ impl ChangeEffect {
         Self { is_beyond, ..self }
     }
 
-    /// Adapts the effect if there is no other person to ask: the author confirms it instead, because
-    /// no approval could ever come.
+    /// Adapts the effect if there is no other person to ask: the author confirms it instead,
+    /// because no approval could ever come.
     pub(crate) fn for_one(self) -> Self {
         self.asked_instead("without tokens there is no second approver")
     }

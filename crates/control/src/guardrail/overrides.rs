@@ -189,8 +189,8 @@ impl<'s> InheritingOverrides<'s> {
     }
 }
 
-/// The keys that a change leaves half, or less, one by one: how many of each rule, and the least that
-/// is left of any.
+/// The keys that a change leaves half, or less, one by one: how many of each rule, and the least
+/// that is left of any.
 #[derive(Default)]
 struct Keys(BTreeMap<String, (usize, f64)>);
 

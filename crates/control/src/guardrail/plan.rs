@@ -143,8 +143,8 @@ impl ChangePlan {
     }
 }
 
-/// Returns when overrides that a change puts end, in order, and when all have ended, also those that
-/// were there.
+/// Returns when overrides that a change puts end, in order, and when all have ended, also those
+/// that were there.
 fn moments(operations: &[Operation], now_ms: u64) -> Vec<u64> {
     let puts = operations.iter().filter(|operation| operation.row().0 == RowKind::Override);
     let ends = puts.filter_map(Operation::body).filter_map(end_ms).filter(|end_ms| *end_ms > now_ms);

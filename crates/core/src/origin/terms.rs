@@ -313,7 +313,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn full_meter_fits_for_any_limit(amount in 0u64..1 << 32, period in 1u64..=crate::PERIOD_US_MAX, ppm in 0u32..=1_000_000) {
+        fn full_meter_fits_for_any_limit(
+            amount in 0u64..1 << 32, period in 1u64..=crate::PERIOD_US_MAX, ppm in 0u32..=1_000_000) {
             let limit = Limit::sliding_window(amount, Duration::from_micros(period)).expect("in range");
             let terms = Terms::new(&limit, ppm, Lapse::Counted, 1);
             prop_assert!(terms.full() + terms.tolerance() * terms.period() <= DROPS_MAX);

@@ -15,7 +15,8 @@ const BOUNDS: u64 = 100;
 /// Largest number of bounds per page. Higher: fewer requests, longer responses.
 const BOUNDS_MAX: u64 = 1_000;
 
-/// `GET /v1/bounds?regions=3&lag_ms=500&from=0&limit=100`: of the rules in force, in the order in which they apply.
+/// `GET /v1/bounds?regions=3&lag_ms=500&from=0&limit=100`: of the rules in force, in the order in
+/// which they apply.
 pub(super) fn list(req: &HttpRequest<'_>) -> AdminResult {
     let names = PARAMETERS.iter().map(|parameter| parameter.name);
     let known: Vec<&str> = names.chain(["weights", "from", "limit"]).collect();

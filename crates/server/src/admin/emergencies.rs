@@ -72,7 +72,8 @@ fn narrows(any_of: &Value) -> bool {
     }
 }
 
-/// Whether a pattern has more than stars. Every path has a slash, and every address is in a network without a prefix.
+/// Whether a pattern has more than stars. Every path has a slash, and every address is in a network
+/// without a prefix.
 fn spells_out(pattern: &str) -> bool {
     let is_everything = pattern.bytes().all(|byte| matches!(byte, b'*' | b'/'));
     !is_everything && !matches!(pattern, "0.0.0.0/0" | "::/0")

@@ -180,7 +180,8 @@ impl RulesBody {
     description = "State of this server. Only on the admin listener, for the role `viewer` without a tenant.",
     responses(
         (status = 200, description = "The state", body = StatusBody),
-        (status = "4XX", description = "Not permitted", body = ProblemBody<'static>, content_type = "application/problem+json"),
+        (status = "4XX", description = "Not permitted", body = ProblemBody<'static>,
+            content_type = "application/problem+json"),
     )
 )]
 pub(crate) fn answer(req: &HttpRequest<'_>) -> HttpResponse {

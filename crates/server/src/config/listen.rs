@@ -19,8 +19,8 @@ pub struct TlsFiles {
 }
 
 /// Returns the address to listen on for a text such as `127.0.0.1:8080` or `localhost:8080`. A name
-/// may have several addresses. One that other machines reach comes first, because it decides whether
-/// tokens are needed; else the first of IPv4, which every machine has.
+/// may have several addresses. One that other machines reach comes first, because it decides
+/// whether tokens are needed; else the first of IPv4, which every machine has.
 pub(super) fn resolve(text: &str) -> Result<SocketAddr, String> {
     let wrong = || format!("{text:?} is not an address or a host name with a port");
     if let Ok(address) = text.parse() {

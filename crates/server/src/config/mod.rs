@@ -235,7 +235,8 @@ mod tests {
 
     #[test]
     fn given_settings_override_the_file() {
-        let file = "http_listen = '127.0.0.1:1'\ngrpc_listen = 'off'\nconnections_max = 5\ntrusted_proxies = ['10.0.0.0/8', '::1']";
+        let file = "http_listen = '127.0.0.1:1'\ngrpc_listen = 'off'\n\
+             connections_max = 5\ntrusted_proxies = ['10.0.0.0/8', '::1']";
         let config = read(&[("http_listen", "127.0.0.1:2")], file).expect("good");
         assert_eq!(config.http, Some(([127, 0, 0, 1], 2).into()));
         assert_eq!((config.grpc, config.connections_max, config.trusted_proxies.len()), (None, 5, 2));

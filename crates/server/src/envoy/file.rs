@@ -5,16 +5,19 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// The largest descriptor file. Higher: more descriptors; longer to read while the old ones stay in force.
+/// The largest descriptor file. Higher: more descriptors; longer to read while the old ones stay in
+/// force.
 pub(super) const FILE_BYTES_MAX: usize = 4 << 20;
 
 /// How deep descriptors may be nested. Higher: longer descriptors; more stack to read them.
 pub(super) const DEPTH_MAX: usize = 16;
 
-/// How deep YAML itself may be nested: each descriptor is a list and a map, a limit with its `replaces` three more.
+/// How deep YAML itself may be nested: each descriptor is a list and a map, a limit with its
+/// `replaces` three more.
 const YAML_DEPTH_MAX: usize = 2 * DEPTH_MAX + 8;
 
-/// The most keys and values of a file, repeated ones counted as often as they are. Higher: more memory while reading.
+/// The most keys and values of a file, repeated ones counted as often as they are. Higher: more
+/// memory while reading.
 const YAML_NODES_MAX: usize = 2_000_000;
 
 /// Largest number of YAML aliases in a file. Higher: more shorthand; a small file may expand into a

@@ -51,7 +51,8 @@ struct DescriptorImporter {
 
 impl DescriptorImporter {
     fn level(&mut self, rows: Vec<DescriptorRow>, above: &[Step]) {
-        // The keys that have a rule for all their values, which those for one value are overrides of.
+        // The keys that have a rule for all their values, which those for one value are overrides
+        // of.
         let usual: Vec<String> = rows
             .iter()
             .filter(|row| row.value.as_deref().unwrap_or_default().is_empty())
@@ -222,7 +223,7 @@ descriptors:
     #[test]
     fn descriptors_become_rules_and_overrides_that_compile() {
         let imported = import_descriptors(FILE).expect("a good file");
-        let put = |kind: &str, name: &str, body: Value| json!({ "do": "put", "kind": kind, "name": name, "body": body });
+        let put = |kind: &str, name: &str, body: Value| json!({"do": "put", "kind": kind, "name": name, "body": body});
         assert_eq!(
             imported.operations,
             [
@@ -230,7 +231,8 @@ descriptors:
                 put(
                     "rule",
                     "edge/user/path=/login",
-                    json!({ "limit": 5, "period": "3600s", "mode": "shadow", "key": ["user"], "when": { "path": "/login" } })
+                    json!({ "limit": 5, "period": "3600s", "mode": "shadow",
+                        "key": ["user"], "when": { "path": "/login" } })
                 ),
                 put(
                     "override",

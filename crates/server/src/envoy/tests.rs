@@ -364,7 +364,9 @@ descriptors:
   - key: key_2
     value: value_2
     descriptors:
-      - {key: user, value: bkthomps, rate_limit: {replaces: [{name: specific_limit}], requests_per_unit: 10, unit: hour}}
+      - key: user
+        value: bkthomps
+        rate_limit: {replaces: [{name: specific_limit}], requests_per_unit: 10, unit: hour}
 ",
     );
     let first = descriptor(&[("key_1", "value_1"), ("user", "bkthomps")]);

@@ -12,11 +12,12 @@ use tidegate_rules::pattern::Pattern;
 use super::file::{DEPTH_MAX, DescriptorRow, File, LimitRow};
 use crate::shared::Shared;
 
-/// The most entries of a request's descriptor. Higher: longer descriptors; more stack for each request.
+/// The most entries of a request's descriptor. Higher: longer descriptors; more stack for each
+/// request.
 pub(crate) const ENTRIES_MAX: usize = 64;
 
-/// The longest domain and the longest key of an entry: they are Envoy's own configuration. Higher: longer names; more to
-/// hash for each request.
+/// The longest domain and the longest key of an entry: they are Envoy's own configuration. Higher:
+/// longer names; more to hash for each request.
 pub(crate) const DOMAIN_BYTES_MAX: usize = 256;
 pub(crate) const KEY_BYTES_MAX: usize = 256;
 
@@ -32,7 +33,8 @@ const NAME_BYTES_MAX: usize = 256;
 /// responses for requests with many limits.
 const HEADER_NAME_BYTES_MAX: usize = 128;
 
-/// The most descriptors of all files, counted once for each tenant: a bound on their memory, some 300 bytes each.
+/// The most descriptors of all files, counted once for each tenant: a bound on their memory, some
+/// 300 bytes each.
 const DESCRIPTORS_MAX: usize = 1_000_000;
 
 /// The parts of a key: the domain, the unit, and each entry's key and value.
@@ -122,7 +124,8 @@ pub(super) fn header_name(name: &str) -> &str {
     &name[..name.floor_char_boundary(HEADER_NAME_BYTES_MAX)]
 }
 
-/// The unit as a part of the key: as with windows of different lengths, counts of different units do not mix.
+/// The unit as a part of the key: as with windows of different lengths, counts of different units
+/// do not mix.
 pub(super) fn unit_part(unit: Unit) -> &'static [u8] {
     unit.as_str_name().as_bytes()
 }
@@ -161,8 +164,8 @@ impl Domains {
         self.by_name.contains_key(domain)
     }
 
-    /// The rule for a descriptor, and the parts of the key that it counts. A rule applies at the depth of the
-    /// descriptor's last entry only.
+    /// The rule for a descriptor, and the parts of the key that it counts. A rule applies at the
+    /// depth of the descriptor's last entry only.
     pub(super) fn find<'d>(
         &'d self,
         domain: &str,
@@ -180,7 +183,8 @@ impl Domains {
 }
 
 impl Level {
-    /// The descriptor for an entry: of its very value, else the first pattern that matches, else of any value.
+    /// The descriptor for an entry: of its very value, else the first pattern that matches, else of
+    /// any value.
     fn step<'d>(
         &'d self,
         entry: &'d Entry,

@@ -23,7 +23,8 @@ use crate::metrics::{Stopwatch, Surface};
 use crate::pieces::Pieces;
 use crate::shared::Shared;
 
-/// The largest request. Higher: more and longer descriptors; more memory for each call that is being read.
+/// The largest request. Higher: more and longer descriptors; more memory for each call that is
+/// being read.
 const MESSAGE_BYTES_MAX: usize = 256 << 10;
 
 /// Length of the prefix of a message: the compression flag and the length.

@@ -31,7 +31,8 @@ use self::reply::Reply;
 use self::timed_body::TimedBody;
 use crate::worker::Context;
 
-/// Calls of one connection at a time. Higher: more of them wait here instead of at the client; more memory.
+/// Calls of one connection at a time. Higher: more of them wait here instead of at the client; more
+/// memory.
 const STREAMS_MAX: u32 = 128;
 
 /// The largest question about health or to reflection: both are a name.

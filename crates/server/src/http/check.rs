@@ -120,7 +120,8 @@ struct RuleAnswer<'r> {
             body = CheckAnswer<'static>,
             content_type = "application/problem+json",
         ),
-        (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
+        (status = "4XX", description = "Not decided", body = ProblemBody<'static>,
+            content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {

@@ -244,7 +244,8 @@ impl<'r> From<&'r DescriptorStatus> for StatusBody<'r> {
     responses(
         (status = 200, description = "May pass", body = ResponseBody<'static>),
         (status = 429, description = "May not pass", body = ResponseBody<'static>),
-        (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
+        (status = "4XX", description = "Not decided", body = ProblemBody<'static>,
+            content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {

@@ -51,14 +51,16 @@ const HOST: ForwardedField =
     operation_id = "forwardAuth",
     params(
         ("deny_status" = Option<u16>, Query, description = "The status of a denial: 403 or 429, the default"),
-        ("X-Forwarded-Method" = Option<String>, Header, description = "Where rules look at `method`; or X-Original-Method"),
+        ("X-Forwarded-Method" = Option<String>, Header,
+            description = "Where rules look at `method`; or X-Original-Method"),
         (
             "X-Forwarded-Uri" = Option<String>,
             Header,
             description = "Where rules look at `path`; or X-Original-URI, or X-Original-URL"
         ),
         ("X-Forwarded-Host" = Option<String>, Header, description = "Where rules look at `host`"),
-        ("X-Forwarded-For" = Option<String>, Header, description = "Of trusted proxies, where rules look at `ip`; or Forwarded"),
+        ("X-Forwarded-For" = Option<String>, Header,
+            description = "Of trusted proxies, where rules look at `ip`; or Forwarded"),
     ),
     responses(
         (status = 200, description = "May pass; empty, with the rate limit fields"),
@@ -80,7 +82,8 @@ const HOST: ForwardedField =
             body = ProblemBody<'static>,
             content_type = "application/problem+json",
         ),
-        (status = "4XX", description = "Not decided", body = ProblemBody<'static>, content_type = "application/problem+json"),
+        (status = "4XX", description = "Not decided", body = ProblemBody<'static>,
+            content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
@@ -127,7 +130,8 @@ fn describe<'h>(req: &'h HttpRequest<'_>, used: &'h [String]) -> Result<Dimensio
             "host" => request.add(name.into(), read_field(headers, &HOST, normal_host)?.into()),
             other => match other.strip_prefix(HEADER_PREFIX).and_then(|field| header(headers, field)) {
                 Some(value) => request.add(name.into(), value),
-                // Clients need not send a field. And other dimensions are those of callers that name them themselves.
+                // Clients need not send a field. And other dimensions are those of callers that
+                // name them themselves.
                 None => Ok(()),
             },
         };
@@ -136,7 +140,8 @@ fn describe<'h>(req: &'h HttpRequest<'_>, used: &'h [String]) -> Result<Dimensio
     Ok(request)
 }
 
-/// A value that is too long to be looked at does not pass: it would be a way around every rule that looks at it.
+/// A value that is too long to be looked at does not pass: it would be a way around every rule that
+/// looks at it.
 fn refuse(error: &DimensionsError) -> Problem {
     let status = match error {
         DimensionsError::Value { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -168,7 +173,8 @@ fn read_field(
     Ok(first)
 }
 
-/// A host without its port, in small letters, without the dot of the root: all of them name the same.
+/// A host without its port, in small letters, without the dot of the root: all of them name the
+/// same.
 fn normal_host(value: &[u8]) -> String {
     let host = latin(value).to_ascii_lowercase();
     let name = match host.rsplit_once(':') {

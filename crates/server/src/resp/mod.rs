@@ -32,8 +32,8 @@ use self::pending::PendingReplies;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
-/// How much is read in one go. Higher: longer pipelines decided as one; more that a single client may take of a worker's
-/// time before it is the turn of another.
+/// How much is read in one go. Higher: longer pipelines decided as one; more that a single client
+/// may take of a worker's time before it is the turn of another.
 const READ_BYTES: usize = 16 << 10;
 
 /// A connection that had a part of a request keeps this much room for the next.

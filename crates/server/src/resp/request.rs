@@ -7,13 +7,15 @@ use std::fmt;
 
 use memchr::memchr;
 
-/// The most arguments of a request. Higher: longer lists of commands to `COMMAND INFO`; more memory for a connection.
+/// The most arguments of a request. Higher: longer lists of commands to `COMMAND INFO`; more memory
+/// for a connection.
 pub(super) const ARGUMENTS_MAX: usize = 1_024;
 
 /// The longest argument. Higher: longer keys; more memory for a connection.
 pub(super) const ARGUMENT_BYTES_MAX: usize = 64 << 10;
 
-/// The largest request, counted as it is sent. Higher: more of the largest arguments; more memory for a connection.
+/// The largest request, counted as it is sent. Higher: more of the largest arguments; more memory
+/// for a connection.
 pub(super) const FRAME_BYTES_MAX: usize = 256 << 10;
 
 /// The longest line of a request that is no array, as Redis has it.
@@ -140,8 +142,8 @@ pub(super) struct Parser {
 }
 
 impl Parser {
-    /// The next request, if all of it is there. `input` begins where the last request ended, and only grows until this
-    /// one is complete.
+    /// The next request, if all of it is there. `input` begins where the last request ended, and
+    /// only grows until this one is complete.
     #[inline]
     pub(super) fn parse<'p>(
         &'p mut self,

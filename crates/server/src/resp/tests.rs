@@ -40,7 +40,8 @@ impl Bench {
         let row = |tenant: &str| {
             let hash = TokenHash::of(tenant_token(tenant).as_bytes());
             format!(
-                "[[tenants]]\nname = {tenant:?}\n[[tokens]]\nname = {tenant:?}\nhash = \"{hash}\"\ntenant = {tenant:?}\n"
+                "[[tenants]]\nname = {tenant:?}\n\
+                 [[tokens]]\nname = {tenant:?}\nhash = \"{hash}\"\ntenant = {tenant:?}\n"
             )
         };
         Self::with(&[row("red"), row("blue")].concat())
@@ -339,7 +340,8 @@ const COMMANDS: &[(&str, &str)] = &[
     ("COMMAND DOCS get", "*0\r\n"),
     (
         "COMMAND DOCS ping",
-        "*2\r\n$4\r\nping\r\n*4\r\n$7\r\nsummary\r\n$29\r\nAnswers, to show that it does\r\n$5\r\ngroup\r\n$10\r\nconnection\r\n",
+        "*2\r\n$4\r\nping\r\n*4\r\n$7\r\nsummary\r\n\
+         $29\r\nAnswers, to show that it does\r\n$5\r\ngroup\r\n$10\r\nconnection\r\n",
     ),
     ("COMMAND FOO", "-ERR unknown subcommand 'FOO'. Try COMMAND HELP.\r\n"),
     ("CONFIG GET save", "*2\r\n$4\r\nsave\r\n$0\r\n\r\n"),
@@ -407,7 +409,10 @@ fn invalid_throttle_arguments_get_an_exact_error() {
 fn hello_agrees_on_a_protocol() {
     let mut bench = Bench::open();
     let two = bench.text("HELLO\r\n");
-    assert!(two.starts_with("*14\r\n$6\r\nserver\r\n$8\r\ntidegate\r\n$7\r\nversion\r\n$5\r\n7.0.0\r\n$5\r\nproto\r\n:2\r\n$2\r\nid\r\n:"));
+    assert!(two.starts_with(
+        "*14\r\n$6\r\nserver\r\n$8\r\ntidegate\r\n\
+         $7\r\nversion\r\n$5\r\n7.0.0\r\n$5\r\nproto\r\n:2\r\n$2\r\nid\r\n:"
+    ));
     assert!(two.ends_with(
         "$4\r\nmode\r\n$10\r\nstandalone\r\n$4\r\nrole\r\n$6\r\nmaster\r\n$7\r\nmodules\r\n*0\r\n"
     ));
@@ -599,7 +604,10 @@ fn unauthenticated_clients_may_only_authenticate() {
     ] {
         assert_eq!(bench.text(&format!("{request}\r\n")), noauth, "{request}");
     }
-    assert!(bench.text("HELLO 3\r\n").starts_with("-NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO AUTH <user> <pass> option"));
+    assert!(bench.text("HELLO 3\r\n").starts_with(
+        "-NOAUTH HELLO must be called with the client already \
+         authenticated, otherwise the HELLO AUTH <user> <pass> option"
+    ));
     assert_eq!(bench.text("foo\r\n"), "-ERR unknown command 'foo', with args beginning with: \r\n");
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
     assert_eq!(

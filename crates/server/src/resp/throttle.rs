@@ -12,8 +12,8 @@ use super::reply::Reply;
 use super::request::Request;
 use crate::pipeline::{CheckRole, MemoryDecision, PlannedCheck};
 
-/// How many limits a connection keeps ready. Higher: more of them used in turns before they are built anew; more memory
-/// and a longer search for a connection that uses many.
+/// How many limits a connection keeps ready. Higher: more of them used in turns before they are
+/// built anew; more memory and a longer search for a connection that uses many.
 const GATES_MAX: usize = 16;
 
 /// The prefix of redis-cell's own errors.

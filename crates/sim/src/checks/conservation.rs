@@ -21,11 +21,11 @@ impl Checker for Conservation {
     }
 }
 
-/// A written-off grant is charged if it counts as used. If it is forgiven, it is charged only when a
-/// later report makes it an admission. A node that dies may leave usage unreported, and admissions
-/// of the origin not received. After lost writes, as many units may be missing or be reported again.
-/// If its clock is set forward, the origin expires sessions, takes this for lost writes, and may
-/// receive reports twice.
+/// A written-off grant is charged if it counts as used. If it is forgiven, it is charged only when
+/// a later report makes it an admission. A node that dies may leave usage unreported, and
+/// admissions of the origin not received. After lost writes, as many units may be missing or be
+/// reported again. If its clock is set forward, the origin expires sessions, takes this for lost
+/// writes, and may receive reports twice.
 fn judge(end: &Ending<'_>, key: usize) -> Option<String> {
     let (faults, history, region) = (&end.scenario.faults, end.history, &end.regions[0]);
     let seen = &history.meters[key];

@@ -39,7 +39,8 @@ impl Checker for Rate {
         "rate"
     }
 
-    /// The rate is the slope of a line through the units admitted by each moment of the second half.
+    /// The rate is the slope of a line through the units admitted by each moment of the second
+    /// half.
     fn end(&mut self, end: &Ending<'_>) -> Option<String> {
         let length_us = end.scenario.length_us;
         let (from_us, to_us) = (length_us / 2, length_us);

@@ -1,5 +1,5 @@
-//! Soon after regions hear each other again, and in the end, all are connected and have published the
-//! usage of their shares.
+//! Soon after regions hear each other again, and in the end, all are connected and have published
+//! the usage of their shares.
 
 use tidegate_core::origin::{OriginMeter, Partition};
 

@@ -45,8 +45,8 @@ const PAUSE_US_MAX: u64 = 20 * SECOND_US;
 /// Longest time until a node learns of a changed limit, µs.
 const RULE_LAG_US: u64 = SECOND_US;
 
-/// Clocks of machines in several regions: the least reading when the world begins, µs, and the least
-/// range of their rates, millionths. Time synchronization keeps rates close.
+/// Clocks of machines in several regions: the least reading when the world begins, µs, and the
+/// least range of their rates, millionths. Time synchronization keeps rates close.
 const REGIONS_CLOCK: (u64, u32) = (SECOND_US, 50);
 
 /// A process: a node at its place in a region. A message to an earlier process does not reach a

@@ -30,8 +30,8 @@ impl Grant {
         (1..=until_us).contains(&self.ends_us)
     }
 
-    /// Returns when the node must report the end of the grant: `margin_us` after it, before it lapses
-    /// at the origin.
+    /// Returns when the node must report the end of the grant: `margin_us` after it, before it
+    /// lapses at the origin.
     pub(super) fn report_by_us(&self, margin_us: u64) -> Option<u64> {
         self.exists().then_some(self.ends_us + margin_us)
     }

@@ -204,7 +204,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("if IS_CROSS_REGION and out and out.connectivity ~= ISOLATED then tell(meter, units) end", ""),
     ("if IS_CROSS_REGION and out and out.connectivity ~= CONNECTED then tank = out.isolated end", ""),
     (
-        "if out.connectivity ~= ISOLATED then out.refunded = min(out.refunded + div(back, meter.period), TOTAL_MAX) end",
+        "if out.connectivity ~= ISOLATED then \
+         out.refunded = min(out.refunded + div(back, meter.period), TOTAL_MAX) end",
         "",
     ),
     ("out.own.level = less(out.own.level, back)", ""),

@@ -161,8 +161,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let index = any::<Index>;
     let step = prop_oneof![
         2 => (1u64..400_000).prop_map(|us| Step::Wait { us }),
-        4 => (region(), 0..PARTITIONS, 0..KEYS).prop_map(|(region, partition, key)| Step::Charge { region, partition, key }),
-        2 => (region(), 0..PARTITIONS, 0..KEYS).prop_map(|(region, partition, key)| Step::ChargeApart { region, partition, key }),
+        4 => (region(), 0..PARTITIONS, 0..KEYS).prop_map(|(region, partition, key)|
+            Step::Charge { region, partition, key }),
+        2 => (region(), 0..PARTITIONS, 0..KEYS).prop_map(|(region, partition, key)|
+            Step::ChargeApart { region, partition, key }),
         8 => (region(), index(), 0..PARTITIONS)
             .prop_map(|(region, replicator, partition)| Step::Gather { region, replicator, partition }),
         8 => (index(), prop::bool::weighted(0.1)).prop_map(|(which, lost)| Step::Answer { which, lost }),
@@ -171,7 +173,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         12 => (index(), prop::bool::weighted(0.2)).prop_map(|(which, again)| Step::Arrive { which, again }),
         1 => index().prop_map(|which| Step::Lose { which }),
         1 => (index(), 0usize..3).prop_map(|(which, groups)| Step::ArriveInPart { which, groups }),
-        2 => (region(), index(), region()).prop_map(|(region, replicator, to)| Step::Reconnect { region, replicator, to }),
+        2 => (region(), index(), region()).prop_map(|(region, replicator, to)|
+            Step::Reconnect { region, replicator, to }),
         1 => region().prop_map(|region| Step::TakeOver { region }),
     ];
     prop::collection::vec(step, 1..400)

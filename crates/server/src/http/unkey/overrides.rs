@@ -23,7 +23,8 @@ const DURATION_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 const PAGE_MAX: u64 = 100;
 /// The default length of a page.
 const PAGE_DEFAULT: u64 = 10;
-/// The most `*` of one pattern: each may have to be tried at every place of an identifier, for every check.
+/// The most `*` of one pattern: each may have to be tried at every place of an identifier, for
+/// every check.
 const STARS_MAX: usize = 4;
 /// Retry time for a tenant with too many waiting writes, in seconds. A write takes milliseconds.
 const BUSY_RETRY_S: HeaderValue = HeaderValue::from_static("1");

@@ -31,7 +31,8 @@ impl Series {
     )]
     fn new() -> Self {
         let mut bytes = [0; 8];
-        // A system without random bytes could not have started a server; names would only be less unique.
+        // A system without random bytes could not have started a server; names would only be less
+        // unique.
         let _ = getrandom::fill(&mut bytes);
         let mut prefix = ArrayString::new();
         let _ = write!(prefix, "req_{:016x}", u64::from_le_bytes(bytes));
