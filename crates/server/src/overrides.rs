@@ -433,11 +433,11 @@ mod tests {
     #[tokio::test]
     async fn waiting_writes_are_one_revision_of_the_store() {
         let (overrides, mut writer, mut waiting) = not_begun().await;
-        let writes: Vec<_> = (0..100).map(|at| overrides.write(CALM, set(CALM, &at.to_string()))).collect();
+        let pending: Vec<_> = (0..100).map(|at| overrides.write(CALM, set(CALM, &at.to_string()))).collect();
         let mut group = Vec::new();
         waiting.recv_many(&mut group, GROUP_MAX).await;
         writer.write_group(&mut group).await;
-        for write in writes {
+        for write in pending {
             assert!(matches!(write.await, Ok(OverrideOutcome::Set { version: 1, .. })));
         }
         let OverrideWriter::Embedded(embedded) = &writer else { panic!("it is embedded") };
