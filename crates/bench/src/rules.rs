@@ -234,8 +234,13 @@ fn over(rule: usize, key: &str, at: usize) -> String {
 
 fn load(set: &'static str, rows: Vec<RuleRow>) -> Result<(RuleSet, Report)> {
     eprintln!("rules: compiling {set}");
-    let rule_rows =
-        RuleRows { revision: 1, emergency_revision: 0, rows: rows.into(), emergencies: Vec::new() };
+    let rule_rows = RuleRows {
+        revision: 1,
+        emergency_revision: 0,
+        override_revision: 0,
+        rows: rows.into(),
+        emergencies: Vec::new(),
+    };
     let (rows, before, started) = (rule_rows.rows.len(), machine::resident_bytes()?, machine::now());
     let compiled = RuleSet::compile(&rule_rows, None, 0)?;
     let took = machine::now() - started;

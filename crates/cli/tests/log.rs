@@ -76,6 +76,22 @@ fn redis(server: &Server, commands: &str, answers: usize) -> String {
 }
 
 #[test]
+fn record_of_a_direct_limit_names_its_override_and_the_version() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().to_string_lossy().into_owned();
+    let server = serve(&["--data-dir", &data, "--log-sample", "0"]);
+    let body =
+        |limit: u32| format!(r#"{{"namespace":"mail","identifier":"eve","limit":{limit},"duration":60000}}"#);
+    for limit in [5, 0] {
+        assert_eq!(ask(&server, "/v2/ratelimit.setOverride", &body(limit)).status, 200);
+    }
+    assert_eq!(ask(&server, "/v2/ratelimit.limit", &body(1)).status, 200);
+    let denied = &records(&server, "eve", 1)[0];
+    assert_eq!((&denied["rule"], &denied["rule_version"]), (&"mail".into(), &2.into()));
+    assert!(denied["replaced_by"].as_str().is_some_and(|id| id.starts_with("ovr_")), "{denied}");
+}
+
+#[test]
 fn denials_of_every_surface_are_explained() {
     let folder = tempfile::tempdir().expect("a folder");
     let rules = write(folder.path(), "rules.toml", RULES);

@@ -250,6 +250,44 @@ fn overrides_survive_a_kill_and_a_stop() {
 }
 
 #[test]
+fn overrides_of_a_rules_file_and_of_clients_are_in_force_together() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let data = folder.path().join("data").to_string_lossy().into_owned();
+    let text = |limit: u64| {
+        format!(
+            "rules = []\n[[overrides]]\nname='file'\nnamespace='n'\nidentifier='vip*'\nlimit={limit}\n\
+             period='1h'\n"
+        )
+    };
+    let rules = write(folder.path(), "rules.toml", &text(20));
+    let start = || serve(&["--rules", &rules, "--data-dir", &data]);
+    let server = start();
+    let client = Client::of(&server);
+    let limit_of =
+        |client: &Client, identifier: &str| client.data("limit", &limit(identifier, 1))["limit"].clone();
+    let answer = client.data("setOverride", &set("*", 10));
+    assert_eq!(answer["scope"], "server");
+    assert_eq!([limit_of(&client, "x"), limit_of(&client, "vip_1")], [10, 20]);
+    assert_eq!(listed(&client, 10), ["*", "vip*"]);
+    let found = client.data("getOverride", &which("vip*"));
+    assert_eq!((&found["overrideId"], &found["scope"]), (&json!("file"), &json!("server")));
+    assert_eq!(client.post("deleteOverride", &which("vip*")).status, 400, "it is in the file");
+
+    // Another version of the file leaves the overrides of clients alone.
+    write(folder.path(), "rules.toml", &text(30));
+    wait_until("the file to be read again", START_TIME_MAX, || limit_of(&client, "vip_1") == 30);
+    assert_eq!(limit_of(&client, "x"), 10);
+    client.data("setOverride", &set("vip*", 40));
+    assert_eq!(limit_of(&client, "vip_1"), 40, "that of the client comes first");
+    drop(server);
+    let server = start();
+    let client = Client::of(&server);
+    assert_eq!([limit_of(&client, "x"), limit_of(&client, "vip_1")], [10, 40]);
+    client.data("deleteOverride", &which("vip*"));
+    assert_eq!(limit_of(&client, "vip_1"), 30);
+}
+
+#[test]
 fn a_second_server_on_the_same_folder_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let data = folder.path().to_string_lossy().into_owned();

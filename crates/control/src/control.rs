@@ -4,6 +4,7 @@
 //! Only rules that compiled replace those in force. Emergencies are loaded separately: they do not
 //! wait for rule rows, and no rule is compiled again for them.
 
+use std::cmp::Ordering;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -154,7 +155,7 @@ impl<N: Node> Control<N> {
     }
 
     /// Locks the replacement of the rules in force and of their rows.
-    fn replacing(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn replacing(&self) -> MutexGuard<'_, ()> {
         // A thread that panicked had not begun to replace them.
         self.replacing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -172,9 +173,17 @@ impl<N: Node> Control<N> {
             tried.credential_revision = Some(revisions.credential_revision);
         }
         let seen = (revisions.revision, revisions.emergency_revision);
-        let is_in_force = self.rule_rows().revision == revisions.revision && !tried.is_of_another;
-        if look == LoadDepth::Heads && (is_in_force || tried.refused == Some(seen)) {
-            return Ok(());
+        let in_force = self.rule_rows();
+        let is_in_force = in_force.revision == revisions.revision && !tried.is_of_another;
+        let is_refused = tried.refused == Some(seen);
+        if look == LoadDepth::Heads && (is_in_force || is_refused) {
+            match in_force.override_revision.cmp(&revisions.override_revision) {
+                // As with emergencies: overrides of clients come into force also while rows are refused.
+                Ordering::Less if !tried.is_of_another => return self.take_overrides().await,
+                // The store lost writes, so everything is loaded.
+                Ordering::Greater if is_in_force => {}
+                Ordering::Equal | Ordering::Less | Ordering::Greater => return Ok(()),
+            }
         }
         if revisions.revision == 0 && self.rule_rows().revision > 0 {
             *tried = LoadState { refused: Some(seen), is_of_another: true, ..*tried };
@@ -238,7 +247,7 @@ impl<N: Node> Control<N> {
     }
 
     /// Runs long work on a blocking thread.
-    async fn blocking<T: Send + 'static>(
+    pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self, &N) -> Result<T, LoadError> + Send + 'static,
     ) -> Result<T, LoadError> {
@@ -313,7 +322,7 @@ impl<N: Node> Control<N> {
         Ok(())
     }
 
-    fn count_load(&self, taken: Result<(), &LoadError>) {
+    pub(crate) fn count_load(&self, taken: Result<(), &LoadError>) {
         self.count(match taken {
             Ok(()) => ControlEvent::Loaded,
             Err(LoadError::Refused(_)) => ControlEvent::LoadRefused,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidegate_core::bound::Fleet;
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::Credential;
-use tidegate_rules::{Rule, RuleSet};
+use tidegate_rules::{NamespaceOverrides, Rule, RuleSet};
 
 use crate::control::Control;
 use crate::log_replay::LogReplay;
@@ -45,6 +45,9 @@ pub trait RuleTarget {
         revision: u64,
         rows: &[EmergencyRow],
     ) -> Result<Self::Rules, String>;
+
+    /// Returns the same rules with other overrides of namespaces.
+    fn with_namespaces(&self, rules: &Self::Rules, namespaces: Arc<NamespaceOverrides>) -> Self::Rules;
 
     /// Returns the rules in force.
     fn rules(&self) -> Arc<Self::Rules>;

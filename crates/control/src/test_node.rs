@@ -12,7 +12,7 @@ use tidegate_core::{Limit, Meter, Now};
 use tidegate_record::{DecisionEntry, LimitTerms, Log, LogSettings, RecordVerdict};
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::Credential;
-use tidegate_rules::{Dimensions, Mode, RuleMatch, RuleSet};
+use tidegate_rules::{Dimensions, Mode, NamespaceOverrides, RuleMatch, RuleSet};
 
 use crate::control::Control;
 use crate::log_replay::LogReplay;
@@ -198,6 +198,10 @@ impl RuleTarget for TestNode {
         let set = rules.set.with_emergencies(revision, rows, self.now_ms());
         let set = set.map_err(|problems| problems.to_string())?;
         Ok(TestRules { set, counts: Arc::clone(&rules.counts) })
+    }
+
+    fn with_namespaces(&self, rules: &TestRules, namespaces: Arc<NamespaceOverrides>) -> TestRules {
+        TestRules { set: rules.set.with_namespaces(namespaces), counts: Arc::clone(&rules.counts) }
     }
 
     fn rules(&self) -> Arc<TestRules> {

@@ -1,6 +1,8 @@
 //! Compiles rows into a rule set: reads each row, checks rows against each other, and refuses the
 //! whole set on any problem.
 
+mod overrides;
+
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -20,18 +22,17 @@ use crate::fields::{
 use crate::index::{Crowd, HashIndex, RuleIndex, WorstScan, small};
 use crate::interner::Interner;
 use crate::match_table::MatchTable;
+use crate::overrides::{NamespaceOverridesBuilder, OVERRIDES_MAX, OverrideIndexBuilder};
 use crate::pattern::Pattern;
 use crate::problems::{ProblemList, Problems};
 use crate::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use crate::rule::{Mode, Rule};
-use crate::rule_overrides::{
-    self, LOOSE_WILDCARDS_PER_RULE_MAX, OverrideConflict, OverrideDraft, RULE_OVERRIDES_MAX, TEXT_BYTES_MAX,
-    WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
-};
 use crate::set::{
     LOOKED_AT_RULES_MAX, RULES_MAX, RuleSet, RuleSetParts, SCANNED_RULES_MAX, version_of_revisions,
 };
 use crate::template::{TEMPLATES_MAX, Template};
+
+pub(crate) use overrides::{FILE_VERSION, namespace_overrides};
 
 /// The most header fields that the rules of a set look at.
 const HEADERS_MAX: usize = 16;
@@ -63,9 +64,6 @@ const RULE_FIELDS: &[&str] = &[
     "burst",
     "when",
 ];
-/// Fields of an override.
-const OVERRIDE_FIELDS: &[&str] =
-    &["name", "rule", "tenant", "priority", "key", "limit", "period", "burst", "mode", "expires"];
 /// Fields of an emergency.
 const EMERGENCY_FIELDS: &[&str] = &[
     "rule",
@@ -136,7 +134,8 @@ pub(crate) struct OrderedRules {
     rules: Vec<RuleWithBurst>,
     faulty: HashSet<String>,
     positions: Positions,
-    rule_overrides: rule_overrides::RuleOverridesBuilder,
+    rule_overrides: OverrideIndexBuilder,
+    namespaces: NamespaceOverridesBuilder,
     emergencies: Vec<Emergency>,
 }
 
@@ -208,7 +207,7 @@ pub(crate) fn compile(
     each_body(of(RowKind::Override), |row, body| {
         let place = RowPlace::Named("overrides", &row.name);
         if let Some(value) = compiler.problems.named_body(&place, row, body) {
-            compiler.rule_override(&place, value, now_ms);
+            compiler.take_override(&place, value, row.version, now_ms);
         }
     });
     for row in &rule_rows.emergencies {
@@ -328,7 +327,7 @@ pub(crate) fn has_room_for(templates: usize, rules: usize, overrides: usize) -> 
     let bounds = [
         ("templates", templates, TEMPLATES_MAX),
         ("rules", rules, RULES_MAX),
-        ("overrides", overrides, RULE_OVERRIDES_MAX),
+        ("overrides", overrides, OVERRIDES_MAX),
     ];
     let over = bounds.iter().find(|(_, count, most)| count > most);
     over.map_or(Ok(()), |(list, count, most)| Err(format!("{list}: {count} is outside 0 to {most}").into()))
@@ -403,7 +402,7 @@ impl Compiler {
             self.problems.add(format_args!("rules[{:?}].name: given twice", rule.name));
         }
         let Self { problems, texts, placement, rules, faulty, .. } = self;
-        let rule_overrides = rule_overrides::RuleOverridesBuilder::with_capacity(overrides);
+        let rule_overrides = OverrideIndexBuilder::with_capacity(overrides);
         OrderedRules {
             problems,
             texts,
@@ -412,6 +411,7 @@ impl Compiler {
             faulty,
             positions,
             rule_overrides,
+            namespaces: NamespaceOverridesBuilder::default(),
             emergencies: Vec::new(),
         }
     }
@@ -470,67 +470,6 @@ enum RuleLookup {
 }
 
 impl OrderedRules {
-    /// Takes an override, unless it ended before `now_ms`.
-    pub(crate) fn rule_override(&mut self, place: &RowPlace<'_>, row: Value, now_ms: u64) {
-        let draft = match self.read_override(row) {
-            Ok(Some(draft)) => draft,
-            Ok(None) => return,
-            Err(found) => return self.problems.of_row(place, found),
-        };
-        if draft.expires_ms.is_some_and(|expires_ms| expires_ms <= now_ms) {
-            return;
-        }
-        if let Err(misfit) = self.rule_overrides.add(draft) {
-            self.problems.add(format_args!("{place}{misfit}"));
-        }
-    }
-
-    /// Returns `None` if the rule of the override has problems, which are reported already.
-    fn read_override(&mut self, row: Value) -> Result<Option<OverrideDraft>, Vec<String>> {
-        let Value::Table(table) = row else {
-            return Err(vec![format!(": an override is a table, not {}", kind_of(&row))]);
-        };
-        let mut fields = Fields::new(table);
-        let draft = self.parse_override(&mut fields);
-        fields.refuse_unknown("an override", OVERRIDE_FIELDS);
-        if fields.problems.is_empty() { Ok(draft) } else { Err(fields.problems) }
-    }
-
-    fn parse_override(&mut self, fields: &mut Fields) -> Option<OverrideDraft> {
-        let name = fields.required("name", read_name);
-        let rule = fields.required("rule", read_name);
-        let tenant = fields.optional("tenant", read_text);
-        let priority = fields.priority();
-        let key = fields.required("key", read_patterns);
-        let amount = fields.amount();
-        let period = fields.optional("period", read_period);
-        let burst = fields.burst();
-        let mode = fields.mode();
-        let expires_ms = fields.optional("expires", |value| read_instant(&value));
-        let at = self.rule_at(fields, &rule?)?;
-        let key = self.key_of(fields, at, key?)?;
-        let tenant = self.tenant_of(fields, Some(at), tenant);
-        let (rule, rule_burst) = &self.rules[at as usize];
-        let amount = amount?;
-        // An inherited burst is at most the override's amount: a smaller limit must not pass the
-        // rule's whole burst at once.
-        let burst = burst.or(rule_burst.map(|burst| burst.min(amount.max(1))));
-        let limit =
-            fields.limit(rule.limit.algorithm(), amount, period.unwrap_or(rule.limit.period()), burst)?;
-        let rule_has_burst = rule_burst.is_some();
-        Some(OverrideDraft {
-            name: name?,
-            rule: at,
-            tenant,
-            key,
-            limit,
-            mode,
-            priority,
-            expires_ms,
-            rule_has_burst,
-        })
-    }
-
     fn named(&self, name: &str) -> RuleLookup {
         match self.positions.find(&self.rules, name) {
             Some(at) => RuleLookup::At(at),
@@ -642,10 +581,13 @@ impl OrderedRules {
 
     /// Returns the set, or its problems.
     pub(crate) fn finish(mut self, version: String) -> Result<RuleSet, Problems> {
+        self.refuse_shared_names();
         let problems = &mut self.problems;
         let rule_overrides = self
             .rule_overrides
             .finish(|name, misfit| problems.add(format_args!("overrides[{name:?}]{misfit}")));
+        let namespaces =
+            self.namespaces.finish(|name, misfit| problems.add(format_args!("overrides[{name:?}]{misfit}")));
         let rules: Box<[Rule]> = self.rules.into_iter().map(|(rule, _)| rule).collect();
         // Without the interner, a reference count above 1 means that several rows share the value.
         drop((self.texts, self.positions));
@@ -659,6 +601,7 @@ impl OrderedRules {
         let placement = self.placement;
         Ok(RuleSet::new(
             RuleSetParts { rules, index, match_table, rule_overrides, placement },
+            namespaces,
             emergencies,
             version,
         ))
@@ -776,27 +719,4 @@ fn most_together<'r>(own: &RulesByKey<'r>, everyone: &RulesByKey<'r>) -> (usize,
         return (0, Vec::new());
     }
     own.keys().chain(everyone.keys()).map(together).max().unwrap_or_default()
-}
-
-impl fmt::Display for OverrideConflict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name(name) => write!(f, ".name: {name:?} is given twice"),
-            Self::Identical(name) => {
-                write!(f, ".key: override {name:?} is for the same rule, tenant and key")
-            }
-            Self::Wildcards => write!(f, ".key: more than {WILDCARDS_MAX} overrides have a `*`"),
-            Self::WildcardsOfRule => {
-                write!(f, ".key: more than {WILDCARDS_PER_RULE_MAX} overrides of this rule have a `*`")
-            }
-            Self::LooseOfRule => write!(
-                f,
-                ".key: more than {LOOSE_WILDCARDS_PER_RULE_MAX} overrides of this rule neither begin nor end \
-                 with anything but `*`"
-            ),
-            Self::Text => {
-                write!(f, ".name: the names and keys of all overrides have more than {TEXT_BYTES_MAX} bytes")
-            }
-        }
-    }
 }

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use tidegate_core::{Algorithm, Limit};
 
 use crate::dimensions::Dimensions;
+use crate::overrides::literal_bytes;
 use crate::pattern::Pattern;
 use crate::rule::{Condition, Mode};
-use crate::rule_overrides::literal_bytes;
 use crate::set::EmergencyTerms;
 
 /// The most emergencies at once. Each is looked at for each rule that applies to a request.
 pub const EMERGENCIES_MAX: usize = 256;
 
 /// An emergency as it was read and checked.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Emergency {
     pub(crate) id: Box<str>,
     /// Position of its rule; `None` for all rules.
@@ -89,7 +89,7 @@ impl Emergency {
 
 /// All emergencies, in the order in which they apply: those that block, then those about one rule,
 /// then those that spell out most, then by id.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Emergencies(Box<[Emergency]>);
 
 impl Emergencies {

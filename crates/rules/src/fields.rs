@@ -11,6 +11,7 @@ use toml::{Table, Value};
 use crate::dimensions::{ADDRESS, VALUE_BYTES_MAX, counted_as, is_name};
 use crate::interner::Interner;
 use crate::network::parse_network;
+use crate::overrides::NAMESPACE_TEXT_CHARS_MAX;
 use crate::pattern::Pattern;
 use crate::period::parse_period;
 use crate::rule::{Condition, KEY_PARTS_MAX, Mode};
@@ -214,6 +215,16 @@ pub(crate) fn read_text(value: Value) -> Result<String, String> {
         Value::String(text) => Ok(text),
         other => Err(format!("text is expected, not {}", kind_of(&other))),
     }
+}
+
+/// The text of a namespace or an identifier of direct limits.
+pub(crate) fn read_namespace_text(value: Value) -> Result<String, String> {
+    let text = read_text(value)?;
+    let chars = text.chars().count();
+    if (1..=NAMESPACE_TEXT_CHARS_MAX).contains(&chars) {
+        return Ok(text);
+    }
+    Err(format!("{chars} characters is outside 1 to {NAMESPACE_TEXT_CHARS_MAX}"))
 }
 
 fn read_table(value: Value) -> Result<Table, String> {

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use crate::compile::{Compiler, RowPlace, TieBreak, has_room_for};
+use crate::compile::{Compiler, FILE_VERSION, RowPlace, TieBreak, has_room_for};
 use crate::fields::kind_of;
 use crate::lines::TomlLines;
 use crate::problems::Problems;
@@ -49,7 +49,7 @@ fn compile(file: Table, version: String) -> Result<RuleSet, Problems> {
     let mut compiler = compiler.ordered(TieBreak::AsGiven, rows.overrides.len());
     for (at, row) in rows.overrides.into_iter().enumerate() {
         // Time 0, so that no override has expired: each lookup checks the expiry.
-        compiler.rule_override(&RowPlace::Row("overrides", at), row, 0);
+        compiler.take_override(&RowPlace::Row("overrides", at), row, FILE_VERSION, 0);
     }
     match compiler.finish(version) {
         Ok(set) if problems.is_empty() => Ok(set),

@@ -30,15 +30,13 @@ mod interner;
 mod lines;
 mod match_table;
 mod network;
-pub mod overrides;
-mod packed_override;
+mod overrides;
 pub mod pattern;
 mod period;
 mod private_files;
 mod problems;
 pub mod rows;
 mod rule;
-mod rule_overrides;
 mod set;
 pub mod snapshot;
 pub mod store;
@@ -51,12 +49,14 @@ pub use emergency::EMERGENCIES_MAX;
 pub use file::FILE_BYTES_MAX;
 pub use lines::TomlLines;
 pub use network::{canonical, parse_network};
+pub use overrides::{
+    IDENTIFIER_STARS_MAX, LOOSE_WILDCARDS_MAX, NAMESPACE_TEXT_CHARS_MAX, NamespaceOverride,
+    NamespaceOverrides, OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, OVERRIDES_MAX,
+    OVERRIDES_PER_TENANT_MAX, WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX,
+};
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};
 pub use rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
-pub use rule_overrides::{
-    LOOSE_WILDCARDS_PER_RULE_MAX, RULE_OVERRIDES_MAX, WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
-};
 pub use set::{
     EffectiveTerms, EmergencyTerms, InheritedTerms, LOOKED_AT_RULES_MAX, RULES_MAX, RuleMatch, RuleSet,
     SCANNED_RULES_MAX,

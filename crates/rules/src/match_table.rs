@@ -9,9 +9,9 @@ use tidegate_core::{Algorithm, Limit};
 
 use crate::dimensions::Dimensions;
 use crate::index::{LINE_BYTES, NUMBER_MAX, Pages, small};
+use crate::overrides::OverrideKinds;
 use crate::pattern::describes;
 use crate::rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
-use crate::rule_overrides::OverrideKinds;
 use crate::set::RULES_MAX;
 
 /// Bytes of position, key and terms (four each), and of override kinds, tenant and location of the

@@ -1,6 +1,11 @@
 //! Rule rows as the rule store keeps them, with their versions.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use memchr::memmem;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// Kind of a rule row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -9,7 +14,7 @@ pub enum RowKind {
     Template,
     /// A rule.
     Rule,
-    /// Another limit for some keys of a rule.
+    /// Another limit for some keys of a rule, or for some identifiers of a namespace.
     Override,
 }
 
@@ -27,6 +32,35 @@ pub struct RuleRow {
     pub version: u32,
 }
 
+impl RuleRow {
+    /// Whether the row is an override of a namespace. Its body need not be valid.
+    pub fn is_namespace_override(&self) -> bool {
+        self.kind == RowKind::Override && NamespaceKey::read(&self.body).is_some()
+    }
+}
+
+/// The tenant, namespace and identifier of a namespace override. Only one row of a store has them.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct NamespaceKey {
+    /// `None`: for every tenant.
+    pub(crate) tenant: Option<String>,
+    pub(crate) namespace: String,
+    #[serde(default)]
+    pub(crate) identifier: String,
+    /// An override of a rule has no namespace; one with both is invalid.
+    rule: Option<IgnoredAny>,
+}
+
+impl NamespaceKey {
+    /// Reads the key of a namespace override; `None` for a body of another row. There may be a million
+    /// others, so most are not parsed.
+    pub(crate) fn read(body: &str) -> Option<Self> {
+        memmem::find(body.as_bytes(), b"namespace")?;
+        let key: Self = serde_json::from_str(body).ok()?;
+        key.rule.is_none().then_some(key)
+    }
+}
+
 /// An emergency. It takes precedence over all rules for a limited time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmergencyRow {
@@ -38,6 +72,17 @@ pub struct EmergencyRow {
     pub expires_ms: u64,
 }
 
+/// A namespace override that a client set or deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverrideChange {
+    /// The name of its row.
+    pub name: String,
+    /// `None`: deleted.
+    pub body: Option<String>,
+    /// Of the row, after the change.
+    pub version: u32,
+}
+
 /// All rule rows and emergencies of a store, at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleRows {
@@ -45,6 +90,8 @@ pub struct RuleRows {
     pub revision: u64,
     /// Raised by every change of emergencies.
     pub emergency_revision: u64,
+    /// Raised by every change of namespace overrides that clients make.
+    pub override_revision: u64,
     /// Templates, rules and overrides, in the order of kind and name. Books that only differ in
     /// their emergencies share them: there may be a million.
     pub rows: Arc<[RuleRow]>,
@@ -56,7 +103,23 @@ impl RuleRows {
     /// Returns the same rows with other emergencies. The rows are shared, not copied.
     #[must_use]
     pub fn under(&self, emergency_revision: u64, emergencies: Vec<EmergencyRow>) -> Self {
-        Self { revision: self.revision, emergency_revision, rows: Arc::clone(&self.rows), emergencies }
+        let rows = Arc::clone(&self.rows);
+        Self { emergency_revision, rows, emergencies, ..*self }
+    }
+
+    /// Returns the same emergencies with other rows: those of `changes` that have a body replace rows of
+    /// their name, and those without remove them.
+    #[must_use]
+    pub fn with_overrides(&self, override_revision: u64, changes: Vec<OverrideChange>) -> Self {
+        let names: HashSet<&str> = changes.iter().map(|change| change.name.as_str()).collect();
+        let is_kept = |row: &&RuleRow| row.kind != RowKind::Override || !names.contains(row.name.as_str());
+        let mut rows: Vec<RuleRow> = self.rows.iter().filter(is_kept).cloned().collect();
+        rows.extend(changes.into_iter().filter_map(|OverrideChange { name, body, version }| {
+            Some(RuleRow { kind: RowKind::Override, name, body: body?, version })
+        }));
+        // The kept rows are in order, so little is left to sort.
+        rows.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
+        Self { override_revision, rows: rows.into(), emergencies: self.emergencies.clone(), ..*self }
     }
 
     /// Returns the rows of one kind, or of all, that follow a given row. The rows are sorted, so

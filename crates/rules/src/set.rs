@@ -1,7 +1,8 @@
 //! A set of rules, read as one and replaced as one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
@@ -15,11 +16,11 @@ use crate::fields::as_counted;
 use crate::file;
 use crate::index::{RuleIndex, small};
 use crate::match_table::{MatchTable, MatchedRule};
+use crate::overrides::{NamespaceOverride, NamespaceOverrides, OverrideIndex, OverrideMatch};
 use crate::pattern::Pattern;
 use crate::problems::{ProblemList, Problems};
 use crate::rows::{EmergencyRow, RuleRows};
 use crate::rule::{Key, Mode, Rule};
-use crate::rule_overrides::{OverrideMatch, RuleOverrides};
 
 /// The most rules of a set. Higher: more memory, some 300 bytes each, and a slower start.
 pub const RULES_MAX: usize = 1_000_000;
@@ -41,8 +42,12 @@ const VERSION_DIGITS: usize = 12;
 /// An immutable set of rules, with the overrides and emergencies that go before them.
 #[derive(Debug)]
 pub struct RuleSet {
-    /// Shared by sets that only differ in their emergencies.
+    /// Shared by sets that only differ in their emergencies and in overrides of namespaces.
     parts: Arc<RuleSetParts>,
+    /// Overrides of namespaces, from the source of the rules.
+    namespaces: Arc<NamespaceOverrides>,
+    /// Overrides of namespaces that this server keeps beside a rules file, or without rules.
+    embedded: Arc<NamespaceOverrides>,
     emergencies: Emergencies,
     version: String,
     revision: u64,
@@ -55,7 +60,7 @@ pub(crate) struct RuleSetParts {
     pub(crate) rules: Box<[Rule]>,
     pub(crate) index: RuleIndex,
     pub(crate) match_table: MatchTable,
-    pub(crate) rule_overrides: RuleOverrides,
+    pub(crate) rule_overrides: OverrideIndex,
     pub(crate) placement: Option<String>,
 }
 
@@ -118,13 +123,20 @@ impl<'s> EffectiveTerms<'s> {
 
 impl Default for RuleSet {
     fn default() -> Self {
-        Self::new(RuleSetParts::default(), Emergencies::default(), version_of(""))
+        let (parts, namespaces) = (RuleSetParts::default(), NamespaceOverrides::default());
+        Self::new(parts, namespaces, Emergencies::default(), version_of(""))
     }
 }
 
 impl RuleSet {
-    pub(crate) fn new(parts: RuleSetParts, emergencies: Emergencies, version: String) -> Self {
-        Self { parts: Arc::new(parts), emergencies, version, revision: 0 }
+    pub(crate) fn new(
+        parts: RuleSetParts,
+        namespaces: NamespaceOverrides,
+        emergencies: Emergencies,
+        version: String,
+    ) -> Self {
+        let (parts, namespaces, embedded) = (Arc::new(parts), Arc::new(namespaces), Arc::default());
+        Self { parts, namespaces, embedded, emergencies, version, revision: 0 }
     }
 
     pub(crate) fn of_revision(self, revision: u64) -> Self {
@@ -153,8 +165,90 @@ impl RuleSet {
         now_ms: u64,
     ) -> Result<Self, Problems> {
         let emergencies = compile::emergencies(self, rows, now_ms)?;
-        let (parts, revision) = (Arc::clone(&self.parts), self.revision);
-        Ok(Self { parts, emergencies, version: version_of_revisions(revision, emergency_revision), revision })
+        let version = version_of_revisions(self.revision, emergency_revision);
+        Ok(Self { emergencies, version, ..self.beside() })
+    }
+
+    /// The same set with other overrides of namespaces, in place of those that its store had. No rule
+    /// is compiled again.
+    #[must_use]
+    pub fn with_namespaces(&self, namespaces: Arc<NamespaceOverrides>) -> Self {
+        Self { namespaces, ..self.beside() }
+    }
+
+    /// The same set with these overrides of namespaces, which the server keeps itself.
+    #[must_use]
+    pub fn with_embedded(&self, embedded: Arc<NamespaceOverrides>) -> Self {
+        Self { embedded, ..self.beside() }
+    }
+
+    /// Returns the overrides of namespaces that the server keeps itself.
+    pub fn embedded(&self) -> &Arc<NamespaceOverrides> {
+        &self.embedded
+    }
+
+    /// A copy that shares everything but the emergencies, of which there are few.
+    fn beside(&self) -> Self {
+        Self {
+            parts: Arc::clone(&self.parts),
+            namespaces: Arc::clone(&self.namespaces),
+            embedded: Arc::clone(&self.embedded),
+            emergencies: self.emergencies.clone(),
+            version: self.version.clone(),
+            revision: self.revision,
+        }
+    }
+
+    /// The override that applies to an identifier of a namespace of direct limits: its own, else the
+    /// matching wildcard with the most literal text.
+    #[inline]
+    pub fn namespace_override(
+        &self,
+        tenant: &str,
+        namespace: &str,
+        identifier: &str,
+        now_ms: u64,
+    ) -> Option<NamespaceOverride<'_>> {
+        let embedded = self.embedded.find(tenant, namespace, identifier, now_ms);
+        let stated = self.namespaces.find(tenant, namespace, identifier, now_ms);
+        NamespaceOverride::of_both(embedded, stated)
+    }
+
+    /// The override of a tenant, or for every tenant, with exactly this identifier or pattern.
+    pub fn namespace_override_named(
+        &self,
+        tenant: &str,
+        namespace: &str,
+        pattern: &str,
+        now_ms: u64,
+    ) -> Option<NamespaceOverride<'_>> {
+        let sources = self.namespace_sources(tenant);
+        sources.into_iter().find_map(|(source, tenant)| source.get(tenant, namespace, pattern, now_ms))
+    }
+
+    /// Lists overrides of a namespace in the order of their identifiers, `most` of those that follow
+    /// `after`. Of several with the same identifier, only the one that applies.
+    pub fn list_namespace_overrides(
+        &self,
+        tenant: &str,
+        namespace: &str,
+        (after, most): (Option<&str>, usize),
+        now_ms: u64,
+    ) -> Vec<NamespaceOverride<'_>> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut found = BTreeMap::new();
+        for (source, tenant) in self.namespace_sources(tenant) {
+            for one in source.list(tenant, namespace, from, now_ms).take(most) {
+                found.entry(one.identifier).or_insert(one);
+            }
+        }
+        found.into_values().take(most).collect()
+    }
+
+    /// The sources of overrides, those of the tenant first.
+    fn namespace_sources<'t>(&self, tenant: &'t str) -> [(&NamespaceOverrides, Option<&'t str>); 4] {
+        let (embedded, stated) = (&*self.embedded, &*self.namespaces);
+        [(embedded, Some(tenant)), (stated, Some(tenant)), (embedded, None), (stated, None)]
     }
 
     /// The rules that apply to a request of `tenant`, in order: of higher priority first, then as
@@ -310,7 +404,12 @@ impl RuleSet {
 
     /// How many overrides there are.
     pub fn overrides(&self) -> usize {
-        self.parts.rule_overrides.len()
+        self.parts.rule_overrides.len() + self.namespaces.len() + self.embedded.len()
+    }
+
+    /// How many overrides have a `*`.
+    pub fn wildcards(&self) -> usize {
+        self.parts.rule_overrides.wildcards() + self.namespaces.wildcards() + self.embedded.wildcards()
     }
 
     /// Whether an override expires, so that the terms change without a new set.

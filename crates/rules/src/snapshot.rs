@@ -340,7 +340,8 @@ impl<'a> Reader<'a> {
         let (rows, emergencies) = (self.count(ROW_BYTES)?, self.count(EMERGENCY_BYTES)?);
         let rows = (0..rows).map(|_| self.row()).collect::<Option<_>>()?;
         let emergencies = (0..emergencies).map(|_| self.emergency()).collect::<Option<_>>()?;
-        Some(RuleRows { revision, emergency_revision, rows, emergencies })
+        // The store counts changes of overrides. With 0, all of them are read again.
+        Some(RuleRows { revision, emergency_revision, override_revision: 0, rows, emergencies })
     }
 
     /// Reads the number of items that follow. Refuses a number that does not fit, given the minimum
@@ -414,6 +415,7 @@ mod tests {
         RuleRows {
             revision,
             emergency_revision: 9,
+            override_revision: 0,
             rows: rows.into_iter().map(row).collect(),
             emergencies: vec![emergency],
         }

@@ -235,7 +235,7 @@ fn emergency_row(emergency: &Emergency) -> EmergencyRow {
 fn compiled(written: &WrittenRules, now_ms: u64) -> RuleSet {
     let rows = written.rules.iter().map(rule_row).chain(written.overrides.iter().map(override_row)).collect();
     let emergencies = written.emergencies.iter().map(emergency_row).collect();
-    let rule_rows = RuleRows { revision: 1, emergency_revision: 1, rows, emergencies };
+    let rule_rows = RuleRows { revision: 1, emergency_revision: 1, override_revision: 0, rows, emergencies };
     RuleSet::compile(&rule_rows, None, now_ms).expect("valid rules")
 }
 

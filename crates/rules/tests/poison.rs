@@ -4,8 +4,8 @@
 
 use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::{
-    EMERGENCIES_MAX, LOOKED_AT_RULES_MAX, LOOSE_WILDCARDS_PER_RULE_MAX, PROBLEMS_MAX, RuleSet,
-    SCANNED_RULES_MAX, TEMPLATES_MAX, WILDCARDS_MAX, WILDCARDS_PER_RULE_MAX,
+    EMERGENCIES_MAX, LOOKED_AT_RULES_MAX, LOOSE_WILDCARDS_MAX, PROBLEMS_MAX, RuleSet, SCANNED_RULES_MAX,
+    TEMPLATES_MAX, WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX,
 };
 
 /// A rule for a path and a user.
@@ -62,8 +62,13 @@ fn valid_rule_rows_compile() {
         rule("tier", r#"{"name":"tier","template":"pro","key":["user"]}"#),
         over("one", r#"{"rule":"good","key":["/a","alice"],"limit":7}"#),
     ];
-    let rule_rows =
-        RuleRows { revision: 42, emergency_revision: 3, rows: rows.into(), emergencies: Vec::new() };
+    let rule_rows = RuleRows {
+        revision: 42,
+        emergency_revision: 3,
+        override_revision: 0,
+        rows: rows.into(),
+        emergencies: Vec::new(),
+    };
     let set = RuleSet::compile(&rule_rows, Some("user"), 0).expect("nothing is wrong");
     assert_eq!((set.revision(), set.version(), set.placement()), (42, "r42e3", Some("user")));
     assert_eq!((set.rules().len(), set.overrides()), (2, 1));
@@ -242,15 +247,15 @@ fn wildcards(count: usize, rules: usize, key: impl Fn(usize) -> String) -> Vec<R
 #[test]
 fn there_is_a_most_of_wildcards() {
     let most = |rows: Vec<RuleRow>| refused(&RuleRows { rows: rows.into(), ..RuleRows::default() });
-    let of_rule = most(wildcards(WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("{at}-*")));
+    let of_rule = most(wildcards(WILDCARDS_PER_TARGET_MAX + 1, 1, |at| format!("{at}-*")));
     assert_eq!(of_rule, ["overrides[\"o1000\"].key: more than 1000 overrides of this rule have a `*`"]);
-    let loose = most(wildcards(LOOSE_WILDCARDS_PER_RULE_MAX + 1, 1, |at| format!("*{at:03}*")));
+    let loose = most(wildcards(LOOSE_WILDCARDS_MAX + 1, 1, |at| format!("*{at:03}*")));
     assert_eq!(
         loose,
         ["overrides[\"o9\"].key: more than 64 overrides of this rule neither begin nor end with anything \
              but `*`"]
     );
-    let rules = WILDCARDS_MAX / WILDCARDS_PER_RULE_MAX + 1;
+    let rules = WILDCARDS_MAX / WILDCARDS_PER_TARGET_MAX + 1;
     let all = most(wildcards(WILDCARDS_MAX + 1, rules, |at| format!("{at}-*")));
     assert_eq!(all, ["overrides[\"o100000\"].key: more than 100000 overrides have a `*`"]);
 }
@@ -258,7 +263,7 @@ fn there_is_a_most_of_wildcards() {
 #[test]
 fn a_million_wildcards_are_refused_whole() {
     const ALL: usize = 1_000_000;
-    let rules = ALL / WILDCARDS_PER_RULE_MAX;
+    let rules = ALL / WILDCARDS_PER_TARGET_MAX;
     let rows = wildcards(ALL, rules, |at| format!("{at}-*")).into();
     let found = refused(&RuleRows { rows, ..RuleRows::default() });
     assert_eq!(found.len(), PROBLEMS_MAX + 1);

@@ -162,7 +162,9 @@ fn unfit(unfit: PlanError) -> Problem {
 
 fn refused(error: &StoreError) -> Problem {
     let status = match error {
-        StoreError::Unreachable(_) | StoreError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        StoreError::Unreachable(_) | StoreError::Busy | StoreError::InUse(_) => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         StoreError::Invalid(_) | StoreError::Ahead { .. } => StatusCode::BAD_REQUEST,
         StoreError::NotThere(_) => StatusCode::NOT_FOUND,
         StoreError::OwnApproval(_) | StoreError::RelatedApproval(_) | StoreError::LaterApproval(_) => {
@@ -173,6 +175,7 @@ fn refused(error: &StoreError) -> Problem {
         | StoreError::InEmergency(_)
         | StoreError::TooManyEmergencies
         | StoreError::TooManyCredentials
+        | StoreError::TooManyOverrides(_)
         | StoreError::TooManyWaiting
         | StoreError::Moved { .. }
         | StoreError::Needs(..)

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tidegate_control::{ControlEvent, CredentialTarget, LogReplay, Node, NodeRules, RuleCount, RuleTarget};
 use tidegate_core::bound::Fleet;
-use tidegate_rules::RuleSet;
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::Credential;
+use tidegate_rules::{NamespaceOverrides, RuleSet};
 
 use crate::auth::{Credentials, OPERATING_TENANT, Principal, Role, TokenHash};
 use crate::decision_log::DecisionLog;
@@ -46,6 +46,10 @@ impl RuleTarget for Shared {
         rows: &[EmergencyRow],
     ) -> Result<ActiveRules, String> {
         rules.with_emergencies((revision, rows), self)
+    }
+
+    fn with_namespaces(&self, rules: &ActiveRules, namespaces: Arc<NamespaceOverrides>) -> ActiveRules {
+        rules.with_set(rules.set().with_namespaces(namespaces))
     }
 
     fn rules(&self) -> Arc<ActiveRules> {

@@ -47,7 +47,7 @@ fn sources(config: &Config) -> Vec<FileSource> {
 
 fn load_rules(path: &Path, shared: &Shared) -> Result<(), String> {
     let rules = ActiveRules::load(path, shared)?;
-    shared.rules.store(Arc::new(rules));
+    shared.rules.store_file(&rules);
     Ok(())
 }
 

@@ -115,6 +115,11 @@ impl ActiveRules {
         Self { used: used.collect(), gates, set }
     }
 
+    /// The same rules, with the same gates, as a set that only differs in overrides of namespaces.
+    pub(crate) fn with_set(&self, set: RuleSet) -> Self {
+        Self { set, gates: Arc::clone(&self.gates), used: self.used.clone() }
+    }
+
     /// Computes the bounds in responses for this fleet.
     pub(crate) fn note_fleet(&self, fleet: Arc<Fleet>) {
         let known = self.gates.bounds.load();
@@ -390,7 +395,13 @@ mod tests {
             emergency("stop", r#"{"action":"block","when":{"user":"mallory"}}"#, 5),
             emergency("free", r#"{"action":"allow","rule":"a","key":["vip-*"]}"#, 5),
         ];
-        let rule_rows = RuleRows { revision: 1, emergency_revision: 1, rows: rows.into(), emergencies };
+        let rule_rows = RuleRows {
+            revision: 1,
+            emergency_revision: 1,
+            override_revision: 0,
+            rows: rows.into(),
+            emergencies,
+        };
         let set = RuleSet::compile(&rule_rows, None, STARTED_MS).expect("a good book");
         let rules = ActiveRules::new(set, &shared).expect("fits");
         let each = || ["mallory", "vip-1", "bob"].map(|user| passed(&rules, &shared, user));

@@ -110,8 +110,8 @@ pub const SETTINGS: &[Setting] = &[
         "data_dir",
         "DIR",
         "",
-        "Folder of the overrides and the decision log; \"none\" keeps overrides in memory and \
-         disables the log [default: the user's state folder]",
+        "Folder of the decision log, and without a rule store of overrides; \"none\" keeps overrides in \
+         memory and disables the log [default: the user's state folder]",
     ),
     setting(
         "decision_log",

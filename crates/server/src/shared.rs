@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
@@ -15,7 +15,7 @@ use tidegate::region::RegionPolicy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
 use tidegate_core::bound::Fleet;
 use tidegate_rules::pattern::Pattern;
-use tidegate_rules::{Class, Regime};
+use tidegate_rules::{Class, NamespaceOverrides, Regime};
 use utoipa::ToSchema;
 
 use crate::auth::{Caller, Credentials, Principal, TenantIndex};
@@ -28,7 +28,7 @@ use crate::guard::ClientTimeouts;
 use crate::metrics::{self, Metrics, Scrape, Stopwatch};
 use crate::origin::RegionConfig;
 use crate::origin_monitor::OriginMonitor;
-use crate::overrides::Overrides;
+use crate::overrides::{OverrideScope, Overrides};
 use crate::rates::{DecisionTotals, Rates};
 use crate::rules::ActiveRules;
 
@@ -41,7 +41,7 @@ pub(crate) struct Shared {
     pub(crate) node: NodeState,
     pub(crate) fleet: FleetState,
     pub(crate) credentials: CredentialState,
-    pub(crate) rules: RuleState,
+    pub(crate) rules: Arc<RuleState>,
     pub(crate) direct: DirectLimits,
     pub(crate) telemetry: Telemetry,
     pub(crate) protocol: ProtocolSettings,
@@ -91,6 +91,9 @@ pub(crate) struct RuleState {
     pub(crate) location: Option<RulesLocation>,
     /// `None` for rules in a file, and until the rule store is first reached.
     control: OnceLock<Arc<Control>>,
+    /// Locked while rules of a file, or embedded overrides, replace others: each keeps what the other
+    /// has put in force.
+    replacing: Mutex<()>,
 }
 
 /// Settings of Unkey's direct form, whose limits come with the request.
@@ -197,19 +200,23 @@ impl Shared {
             names.iter().map(|name| Tenant::new(&decider, name)).collect();
         let tenants = tenants.map_err(|error| StartError::File(error.to_string()))?;
         let now_ms = decider.limiter.wall_us() / 1_000;
+        let location = config.rules.as_ref().map(RulesConfig::location);
+        let rules = Arc::new(RuleState { location, ..RuleState::default() });
+        let overrides = match &config.rules {
+            Some(RulesConfig::Store(_)) => {
+                Overrides::of_fleet(config.data_dir.as_deref(), Arc::clone(&rules), names.len())?
+            }
+            Some(RulesConfig::File(_)) | None => {
+                Overrides::embedded(config.data_dir.as_deref(), Arc::clone(&rules), names.len(), now_ms)?
+            }
+        };
         let fleet = FleetState::new(&config.region, now_ms);
         Ok(Self {
             tenants,
             node: NodeState::new(&config.region.name, now_ms),
             credentials: CredentialState::new(std::mem::take(&mut config.credentials), &decider),
-            rules: RuleState {
-                location: config.rules.as_ref().map(RulesConfig::location),
-                ..RuleState::default()
-            },
-            direct: DirectLimits {
-                overrides: Overrides::open(config.data_dir.as_deref(), &names)?,
-                gcra_namespaces: std::mem::take(&mut config.gcra_namespaces),
-            },
+            rules,
+            direct: DirectLimits { overrides, gcra_namespaces: std::mem::take(&mut config.gcra_namespaces) },
             telemetry: Telemetry::new(config.workers, &decider, &fleet, names),
             protocol: ProtocolSettings {
                 trusted_proxies: std::mem::take(&mut config.trusted_proxies),
@@ -224,10 +231,14 @@ impl Shared {
         })
     }
 
-    /// Keeps overrides in `folder` from now on, with those that are there.
+    /// Locks the data folder. Overrides are kept in it from now on, with those that are there, unless the
+    /// rule store keeps them.
     pub(crate) fn keep_overrides_in(&mut self, folder: &Path) -> Result<(), StartError> {
-        let names: Vec<String> = self.tenants.iter().map(|tenant| tenant.name.clone()).collect();
-        self.direct.overrides = Overrides::open(Some(folder), &names)?;
+        let (rules, tenants) = (Arc::clone(&self.rules), self.tenants.len());
+        self.direct.overrides = match self.direct.overrides.scope() {
+            OverrideScope::Fleet => Overrides::of_fleet(Some(folder), rules, tenants)?,
+            OverrideScope::Server => Overrides::embedded(Some(folder), rules, tenants, self.now_ms())?,
+        };
         Ok(())
     }
 
@@ -390,6 +401,25 @@ impl RuleState {
     /// Puts rules in force, and returns those that they replace.
     pub(crate) fn store(&self, rules: Arc<ActiveRules>) -> Arc<ActiveRules> {
         self.active.swap(rules)
+    }
+
+    /// Puts rules of a file in force. The overrides that the server keeps itself stay.
+    pub(crate) fn store_file(&self, rules: &ActiveRules) {
+        let _replacing = self.replacing();
+        let embedded = Arc::clone(self.load().set().embedded());
+        self.active.store(Arc::new(rules.with_set(rules.set().with_embedded(embedded))));
+    }
+
+    /// Puts overrides in force that the server keeps itself. The rules stay.
+    pub(crate) fn store_embedded(&self, embedded: NamespaceOverrides) {
+        let _replacing = self.replacing();
+        let rules = self.load_full();
+        self.active.store(Arc::new(rules.with_set(rules.set().with_embedded(Arc::new(embedded)))));
+    }
+
+    fn replacing(&self) -> MutexGuard<'_, ()> {
+        // A thread that panicked had not begun to replace them.
+        self.replacing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the control plane of the rule store. `None` for rules in a file, and until a store

@@ -26,7 +26,7 @@ pub(super) fn command() -> Command {
         )
         .subcommand(
             Command::new("unkey")
-                .about("Import the overrides of an Unkey namespace as overrides of a rule")
+                .about("Import the overrides of an Unkey namespace")
                 .arg(
                     file(
                         "Responses of ratelimit.listOverrides (JSON), all pages, or the lists in their \
@@ -35,11 +35,17 @@ pub(super) fn command() -> Command {
                     .num_args(1..),
                 )
                 .arg(
-                    Arg::new("rule")
-                        .long("rule")
-                        .value_name("RULE")
+                    Arg::new("namespace")
+                        .long("namespace")
+                        .value_name("NAMESPACE")
                         .required(true)
-                        .help("Rule of the namespace; its key has one part"),
+                        .help("Namespace of the overrides; the pages do not name it"),
+                )
+                .arg(
+                    Arg::new("tenant")
+                        .long("tenant")
+                        .value_name("NAME")
+                        .help("Tenant of the overrides [default: all tenants]"),
                 )
                 .args(confirmed_args())
                 .args(client::args()),
@@ -61,8 +67,9 @@ pub(super) fn run(matches: &ArgMatches) -> CommandResult {
             }
             operations.extend(imported.operations);
         } else {
-            let rule = matches.get_one::<String>("rule").map_or("", String::as_str);
-            let page = of_unkey(&text, rule).map_err(|problem| wrong(path, problem))?;
+            let text_of = |id: &str| matches.get_one::<String>(id).map(String::as_str);
+            let (namespace, tenant) = (text_of("namespace").unwrap_or_default(), text_of("tenant"));
+            let page = of_unkey(&text, namespace, tenant).map_err(|problem| wrong(path, problem))?;
             pages_before_others += usize::from(page.has_more);
             operations.extend(page.operations);
         }
@@ -92,15 +99,20 @@ struct UnkeyPage {
     has_more: bool,
 }
 
-fn of_unkey(text: &str, rule: &str) -> Result<UnkeyPage, String> {
+fn of_unkey(text: &str, namespace: &str, tenant: Option<&str>) -> Result<UnkeyPage, String> {
     let mut answer: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let has_more = answer.pointer("/pagination/hasMore") == Some(&Value::Bool(true));
     let list = if answer.is_array() { answer } else { answer["data"].take() };
     let all: Vec<UnkeyOverride> = serde_json::from_value(list).map_err(|error| format!("data: {error}"))?;
     let operation = |UnkeyOverride { identifier, limit, duration }: UnkeyOverride| {
-        let name = name_of("", rule, &[&identifier]);
-        let body =
-            json!({ "rule": rule, "key": [identifier], "limit": limit, "period": format!("{duration}ms") });
+        let prefix = tenant.map_or_else(String::new, |tenant| format!("{tenant}/"));
+        let name = name_of(&prefix, namespace, &[&identifier]);
+        let period = format!("{duration}ms");
+        let mut body =
+            json!({ "namespace": namespace, "identifier": identifier, "limit": limit, "period": period });
+        if let Some(tenant) = tenant {
+            body["tenant"] = tenant.into();
+        }
         json!({ "do": "put", "kind": "override", "name": name, "body": body })
     };
     Ok(UnkeyPage { operations: all.into_iter().map(operation).collect(), has_more })

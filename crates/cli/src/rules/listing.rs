@@ -9,8 +9,24 @@ use crate::out::shown;
 use crate::table::{self, cell_text};
 
 /// The fields of a row with their own columns. Others are in the last column.
-const COLUMN_FIELDS: [&str; 11] =
-    ["template", "rule", "key", "when", "limit", "period", "burst", "mode", "class", "tenant", "expires"];
+const COLUMN_FIELDS: [&str; 13] = [
+    "template",
+    "rule",
+    "key",
+    "namespace",
+    "identifier",
+    "when",
+    "limit",
+    "period",
+    "burst",
+    "mode",
+    "class",
+    "tenant",
+    "expires",
+];
+
+/// The place of the column of versions, which are aligned to the right.
+const VERSION_COLUMN: usize = 13;
 
 /// A table for each kind that has rows: templates, rules, overrides.
 pub(super) fn tables(rows: &[Value]) -> impl Iterator<Item = Table> + '_ {
@@ -33,8 +49,21 @@ pub(super) fn counts(rows: &[Value]) -> String {
 
 fn rows_table(kind: &str, rows: &[&Value]) -> Table {
     let mut table = table::with_header([
-        kind, "rule", "template", "key", "when", "tenant", "limit", "mode", "class", "expires", "more",
-        "version", "bound",
+        kind,
+        "rule",
+        "template",
+        "key",
+        "namespace",
+        "identifier",
+        "when",
+        "tenant",
+        "limit",
+        "mode",
+        "class",
+        "expires",
+        "more",
+        "version",
+        "bound",
     ]);
     for row in rows {
         let body = &row["body"];
@@ -44,6 +73,8 @@ fn rows_table(kind: &str, rows: &[&Value]) -> Table {
             field("rule"),
             field("template"),
             key(body),
+            field("namespace"),
+            field("identifier"),
             field("when"),
             field("tenant"),
             limit_text(body),
@@ -55,7 +86,7 @@ fn rows_table(kind: &str, rows: &[&Value]) -> Table {
             cell_text(&row["bound"]["total"]),
         ]);
     }
-    table::align_right(&mut table, 11);
+    table::align_right(&mut table, VERSION_COLUMN);
     table::hide_empty(&mut table);
     table
 }
@@ -111,6 +142,10 @@ mod tests {
                 "kind": "override", "name": "vip", "version": 1,
                 "body": { "rule": "per_user", "key": ["ann"], "limit": 9, "expires": 1_798_761_600_000_u64 },
             }),
+            json!({
+                "kind": "override", "name": "ovr_1", "version": 3,
+                "body": { "namespace": "emails", "identifier": "vip-*", "limit": 7, "period": "60000ms" },
+            }),
         ];
         let tables: Vec<String> = tables(&rows).map(|table| table.trim_fmt()).collect();
         assert_eq!(
@@ -120,11 +155,13 @@ mod tests {
                 " rule  template  key           when  limit                 more         version  bound\n \
                  user            user,path     a=b   100 per 1m, burst 20  priority=-3        2      7\n \
                  all   pro       all requests                                                 1",
-                " override  rule      key  limit  expires                   version\n \
-                 vip       per_user  ann  9      2027-01-01T00:00:00.000Z        1",
+                " override  rule      key  namespace  identifier  limit          expires                   \
+                 version\n vip       per_user  ann                         9              \
+                 2027-01-01T00:00:00.000Z        1\n ovr_1                    emails     vip-*       7 per \
+                 60000ms                                  3",
             ]
         );
-        assert_eq!(counts(&rows), "1 template, 2 rules, 1 override");
+        assert_eq!(counts(&rows), "1 template, 2 rules, 2 overrides");
         assert_eq!(counts(&[]), "no rows");
     }
 

@@ -24,6 +24,7 @@ struct Finding<'f> {
     file: &'f str,
     valid: bool,
     rules: usize,
+    overrides: usize,
     version: Option<String>,
     problems: Vec<String>,
     warnings: Vec<String>,
@@ -48,7 +49,12 @@ pub(super) fn run(matches: &ArgMatches) -> CommandResult {
     let version = finding.version.unwrap_or_default();
     let valid = style::paint(style::GOOD, "valid");
     let noun = if finding.rules == 1 { "rule" } else { "rules" };
-    say!("{file}: {valid}: {} {noun}, version {version}", finding.rules)?;
+    let overrides = match finding.overrides {
+        0 => String::new(),
+        1 => ", 1 override".to_owned(),
+        count => format!(", {count} overrides"),
+    };
+    say!("{file}: {valid}: {} {noun}{overrides}, version {version}", finding.rules)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -59,13 +65,20 @@ fn look_at(file: &str) -> Finding<'_> {
             file,
             valid: true,
             rules: set.rules().len(),
+            overrides: set.overrides(),
             version: Some(set.version().to_owned()),
             problems: Vec::new(),
             warnings: set.warnings(&Fleet::of(1)),
         },
-        Err(problems) => {
-            Finding { file, valid: false, rules: 0, version: None, problems, warnings: Vec::new() }
-        }
+        Err(problems) => Finding {
+            file,
+            valid: false,
+            rules: 0,
+            overrides: 0,
+            version: None,
+            problems,
+            warnings: Vec::new(),
+        },
     }
 }
 

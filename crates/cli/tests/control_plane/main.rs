@@ -11,6 +11,7 @@ mod block;
 mod credentials;
 mod fixture;
 mod outage;
+mod overrides;
 mod poison;
 mod propagation;
 mod rollback;

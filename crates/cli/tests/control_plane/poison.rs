@@ -1,6 +1,6 @@
 //! An invalid change is refused as a whole.
 
-use tidegate_rules::WILDCARDS_PER_RULE_MAX;
+use tidegate_rules::WILDCARDS_PER_TARGET_MAX;
 use tidegate_rules::change::Operation;
 use tidegate_rules::rows::RowKind;
 use tidegate_testkit::Postgres;
@@ -60,7 +60,7 @@ fn overlapping_overrides_and_too_many_wildcards_move_no_server() {
 
     // Good rows that come with the bad ones are refused with them.
     let overlapping = vec![over("one", "bob"), over("other", "bob"), over("good", "carol")];
-    let wildcards: Vec<Operation> = (0..=WILDCARDS_PER_RULE_MAX)
+    let wildcards: Vec<Operation> = (0..=WILDCARDS_PER_TARGET_MAX)
         .map(|at| over(&format!("w{at}"), &format!("{at}-*")))
         .chain([over("good", "carol")])
         .collect();

@@ -1,6 +1,6 @@
 //! Rows: modes, overrides, imports and exports.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tidegate_testkit::Postgres;
 
 use crate::desk::Desk;
@@ -73,8 +73,15 @@ fn configurations_of_other_limiters_are_imported_as_rules() {
     let list =
         r#"{"data":[{"overrideId":"o","identifier":"eve*","limit":4,"duration":60000}],"pagination":{}}"#;
     let list = write(desk.folder(), "unkey.json", list);
-    desk.good("ann", &["rules", "import", "unkey", &list, "--rule", "edge/user", "--yes"]);
-    assert_eq!(desk.check("eve-1")["rules"][0]["limit"], 4);
+    desk.good("ann", &["rules", "import", "unkey", &list, "--namespace", "emails", "--yes"]);
+    let overrides = || {
+        let rows = desk.json("ann", &["rules", "list", "--kind", "override"])["rows"].clone();
+        let fields =
+            |row: &Value| ["namespace", "identifier", "limit"].map(|field| row["body"][field].clone());
+        rows.as_array().into_iter().flatten().map(fields).filter(|row| row[0] == "emails").collect::<Vec<_>>()
+    };
+    let emails = |identifier: &str| -> [Value; 3] { ["emails".into(), identifier.into(), 4.into()] };
+    assert_eq!(overrides(), [emails("eve*")]);
     let page = |name: &str, user: &str, pagination: &str| {
         let text = format!(
             r#"{{"data":[{{"identifier":"{user}","limit":4,"duration":60000}}],"pagination":{pagination}}}"#
@@ -84,16 +91,16 @@ fn configurations_of_other_limiters_are_imported_as_rules() {
     let first = page("1.json", "fay", r#"{"cursor":"c","hasMore":true}"#);
     let second = page("2.json", "gus", r#"{"hasMore":false}"#);
     let import = |pages: &[&str]| {
-        desk.run("ann", &[&["rules", "import", "unkey"], pages, &["--rule", "edge/user", "--yes"]].concat())
+        desk.run("ann", &[&["rules", "import", "unkey"], pages, &["--namespace", "emails", "--yes"]].concat())
     };
     let (status, printed) = import(&[&first]);
     assert_eq!((status, printed.contains("the last page is missing")), (64, true), "{printed}");
-    assert_eq!(desk.check("fay")["rules"][0]["limit"], 7, "half of a list is not imported");
+    assert_eq!(overrides(), [emails("eve*")], "half of a list is not imported");
     let (status, printed) = import(&[&first, &second]);
     assert_eq!(status, 0, "{printed}");
-    assert_eq!(["fay", "gus"].map(|user| desk.check(user)["rules"][0]["limit"].as_u64()), [Some(4), Some(4)]);
+    assert_eq!(overrides(), ["eve*", "fay", "gus"].map(emails));
     let (status, printed) =
-        desk.run("ann", &["rules", "import", "unkey", &descriptors, "--rule", "edge/user"]);
+        desk.run("ann", &["rules", "import", "unkey", &descriptors, "--namespace", "emails"]);
     assert_eq!(status, 64, "{printed}");
 }
 
@@ -120,14 +127,26 @@ fn the_rules_of_a_store_are_written_as_a_file_for_another() {
         name = 'vip'
         rule = 'per_user'
         key = ['ünal']
-        limit = 9";
+        limit = 9
+        [[overrides]]
+        name = 'important'
+        namespace = 'emails'
+        identifier = 'vip-*'
+        tenant = 'acme'
+        limit = 70
+        period = '1m'";
     let file = write(desk.folder(), "all.toml", text);
     desk.good("ann", &["rules", "apply", &file, "--yes"]);
     let written = write(other.folder(), "written.toml", &desk.good("ann", &["rules", "list", "--toml"]));
     other.good("ann", &["rules", "apply", &written, "--yes"]);
     let rows = [&desk, &other].map(|desk| desk.json("ann", &["rules", "list"])["rows"].clone());
     assert_eq!(rows[0], rows[1]);
-    assert_eq!(rows[0].as_array().map(Vec::len), Some(4));
+    assert_eq!(rows[0].as_array().map(Vec::len), Some(5));
+    let listed = desk.good("ann", &["rules", "list"]);
+    assert!(
+        listed.contains("emails") && listed.contains("vip-*") && listed.contains("70 per 1m"),
+        "{listed}"
+    );
 }
 
 #[test]

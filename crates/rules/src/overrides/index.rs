@@ -1,386 +1,535 @@
-//! The overrides of one tenant in memory: found without a lock, listed in order, changed one at a
-//! time.
+//! The index of overrides by target and key. Exact keys are found by hash, patterns by their prefix
+//! or suffix.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Bound;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
+use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use foldhash::quality::RandomState;
+use tidegate_core::{Algorithm, Limit};
 
-use super::{OVERRIDES_MAX, Override, WILDCARDS_MAX};
+use super::packed::{self, PackedOverride};
+use crate::index::{HashIndex, Literals, Pages, small};
+use crate::pattern::{Pattern, describes};
+use crate::rule::Mode;
 
-/// Parts that are replaced as one. Higher: less to copy for each change, more memory for each
-/// tenant with overrides.
-const PARTS: usize = 256;
+/// The most overrides of a set. Higher: more memory, some 100 bytes each, and a slower start.
+pub const OVERRIDES_MAX: usize = 2_000_000;
+/// The most overrides of a set that have a `*`. Higher: more memory, some 500 bytes each.
+pub const WILDCARDS_MAX: usize = 100_000;
+/// Maximum overrides with a `*` for one rule, or for one namespace of a tenant. A request without an
+/// exact override examines those with a prefix or suffix of its key: at worst all of them.
+pub const WILDCARDS_PER_TARGET_MAX: usize = 1_000;
+/// Maximum overrides of one rule, or of one namespace of a tenant, without a literal prefix or
+/// suffix, such as `*x*`. A request examines each of them.
+pub const LOOSE_WILDCARDS_MAX: usize = 64;
+/// The most bytes that all overrides have together: they are found by 32 bits.
+pub(crate) const TEXT_BYTES_MAX: usize = u32::MAX as usize;
 
-/// By namespace, then by identifier.
-type Exact = HashMap<Arc<str>, HashMap<Arc<str>, Arc<Override>>>;
-/// By namespace, in the order in which a lookup tries them.
-type Wild = HashMap<Arc<str>, Vec<Arc<Override>>>;
-/// By namespace, then by pattern, wild or not.
-type OrderedOverrides = BTreeMap<Arc<str>, BTreeMap<Arc<str>, Arc<Override>>>;
-
-/// Overrides with a hash that selects the same part.
-#[derive(Clone, Debug, Default)]
-struct Part {
-    exact: Exact,
-    wild: Wild,
+/// An override as it was read and checked.
+#[derive(Debug)]
+pub(crate) struct OverrideDraft {
+    pub(crate) name: String,
+    /// The position of its rule, or the number of its namespace.
+    pub(crate) target: u32,
+    pub(crate) tenant: Option<Arc<str>>,
+    pub(crate) key: Vec<Pattern>,
+    pub(crate) limit: Limit,
+    pub(crate) mode: Option<Mode>,
+    pub(crate) priority: i32,
+    pub(crate) expires_ms: Option<u64>,
+    /// Whether its rule states a burst. The override inherits it unless it states its own.
+    pub(crate) rule_has_burst: bool,
+    /// The version of its row, if decisions under the override state that.
+    pub(crate) version: Option<u32>,
 }
 
-/// The overrides of one tenant. A lookup takes no lock, and copies only the reference to the
-/// result. A change copies one part of many. Changes must come one at a time; the store ensures
-/// that with a single writer thread.
-#[derive(Debug, Default)]
-pub struct OverrideIndex {
-    count: AtomicUsize,
-    /// Most tenants have no overrides and need no parts.
-    parts: OnceLock<Box<[ArcSwap<Part>]>>,
-    /// All of them once more, for lists only: no check ever waits for this lock.
-    ordered: Mutex<OrderedOverrides>,
+/// An override that applies to a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OverrideMatch<'s> {
+    pub(crate) name: &'s str,
+    pub(crate) limit: Limit,
+    /// `None`: the mode of the rule.
+    pub(crate) mode: Option<Mode>,
 }
 
-/// There is no room for another override.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OverridesFull {
-    /// The tenant has [`OVERRIDES_MAX`].
-    Tenant,
-    /// The namespace has [`WILDCARDS_MAX`] wildcards.
+/// Why an override cannot stand beside the others.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum OverrideConflict {
+    /// One of the same name.
+    Name(String),
+    /// One for the same target, tenant and key, by name.
+    Identical(String),
+    /// More than [`WILDCARDS_MAX`].
     Wildcards,
+    /// More than [`WILDCARDS_PER_TARGET_MAX`].
+    WildcardsOfTarget,
+    /// More than [`LOOSE_WILDCARDS_MAX`].
+    LooseOfTarget,
+    /// More than [`TEXT_BYTES_MAX`].
+    Text,
 }
 
-impl fmt::Display for OverridesFull {
+/// The problem of an override of a rule. Overrides of namespaces have words of their own.
+impl fmt::Display for OverrideConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe(f, "key", "rule", "rule, tenant and key")
+    }
+}
+
+impl OverrideConflict {
+    /// Writes the problem, with the field of the key, the target, and the fields that are the same.
+    pub(super) fn describe(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        field: &str,
+        target: &str,
+        same: &str,
+    ) -> fmt::Result {
         match self {
-            Self::Tenant => write!(f, "overrides: the maximum of {OVERRIDES_MAX} is reached: delete one"),
-            Self::Wildcards => write!(
+            Self::Name(name) => write!(f, ".name: {name:?} is given twice"),
+            Self::Identical(name) => write!(f, ".{field}: override {name:?} is for the same {same}"),
+            Self::Wildcards => write!(f, ".{field}: more than {WILDCARDS_MAX} overrides have a `*`"),
+            Self::WildcardsOfTarget => {
+                write!(
+                    f,
+                    ".{field}: more than {WILDCARDS_PER_TARGET_MAX} overrides of this {target} have a `*`"
+                )
+            }
+            Self::LooseOfTarget => write!(
                 f,
-                "overrides: the namespace has reached the maximum of {WILDCARDS_MAX} with a `*`: delete one"
+                ".{field}: more than {LOOSE_WILDCARDS_MAX} overrides of this {target} neither begin nor end \
+                 with anything but `*`"
             ),
+            Self::Text => {
+                write!(f, ".name: the names and keys of all overrides have more than {TEXT_BYTES_MAX} bytes")
+            }
         }
     }
 }
 
-impl std::error::Error for OverridesFull {}
+/// The number of no tenant: of overrides that are for every one.
+const EVERYONE: u32 = u32::MAX;
+
+/// Bits for the kinds of overrides of a target. Most rules have none, and need no lookup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OverrideKinds(pub(crate) u8);
+
+impl OverrideKinds {
+    /// For every tenant, by an exact key.
+    const EXACT: u8 = 1;
+    /// For one tenant, by an exact key.
+    const EXACT_OF_TENANT: u8 = 2;
+    const WILD: u8 = 4;
+    /// The rule states a burst, which its overrides of any kind inherit.
+    const WITH_BURST: u8 = 8;
+
+    fn has(self, kind: u8) -> bool {
+        self.0 & kind != 0
+    }
+}
+
+/// All overrides of a set.
+#[derive(Debug, Default)]
+pub(crate) struct OverrideIndex {
+    /// Where rows begin, by target, tenant and key.
+    exact: HashIndex,
+    /// By target.
+    wild: HashMap<u32, Wildcards, RandomState>,
+    wildcards: usize,
+    /// Whether any of them ends by itself.
+    has_ends: bool,
+    /// By target, as far as any have overrides.
+    kinds: Vec<OverrideKinds>,
+    /// Every override as a [`PackedOverride`].
+    rows: Pages,
+    /// Limits and modes that differ.
+    effects: Vec<(Limit, Option<Mode>)>,
+    tenants: HashMap<Arc<str>, u32, RandomState>,
+    hasher: RandomState,
+}
+
+/// The overrides with a `*` of one target.
+#[derive(Debug)]
+struct Wildcards {
+    /// Where their rows begin, in the order in which they apply.
+    ranked: Box<[u32]>,
+    /// By part of the key: those of which it is the part that spells out most.
+    by_part: Box<[(Literals, Literals)]>,
+    loose: Box<[u32]>,
+}
+
+/// An override with a `*`, until it has its place among others.
+#[derive(Debug)]
+struct Wildcard {
+    row: u32,
+    tenant: u32,
+    name: String,
+    priority: i32,
+    key: Vec<Pattern>,
+}
+
+/// The order of wildcards of equal priority with equally many literal bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum WildcardTies {
+    /// By their names.
+    #[default]
+    ByName,
+    /// By the text of their keys.
+    ByKey,
+}
+
+/// Terms of an override: algorithm, amount, burst, period and mode.
+type OverrideTerms = (Algorithm, u32, u32, u64, Option<Mode>);
+
+/// Takes overrides one by one.
+#[derive(Debug, Default)]
+pub(crate) struct OverrideIndexBuilder {
+    built: OverrideIndex,
+    rows: Vec<u8>,
+    exact: Vec<(u64, u32)>,
+    wild: HashMap<u32, Vec<Wildcard>, RandomState>,
+    ties: WildcardTies,
+    effects: HashMap<OverrideTerms, u32, RandomState>,
+    /// By the hash of its name.
+    named: Vec<(u64, u32)>,
+}
+
+/// Two overrides of which the second cannot be, or one too many, by their rows.
+type OverrideClash = (u32, fn(String) -> OverrideConflict, u32);
+
+impl OverrideIndexBuilder {
+    /// Room for about so many.
+    pub(crate) fn with_capacity(overrides: usize) -> Self {
+        let (exact, named) = (Vec::with_capacity(overrides), Vec::with_capacity(overrides));
+        Self { exact, named, ..Self::default() }
+    }
+
+    pub(crate) fn with_ties(self, ties: WildcardTies) -> Self {
+        Self { ties, ..self }
+    }
+
+    /// How many it has taken.
+    pub(crate) fn len(&self) -> usize {
+        self.named.len()
+    }
+
+    /// Calls `look` with the name of each override.
+    pub(crate) fn each_name(&self, mut look: impl FnMut(&str)) {
+        for (_, at) in &self.named {
+            if let Some((row, _)) = PackedOverride::read(&self.rows, *at) {
+                look(row.name);
+            }
+        }
+    }
+
+    /// Takes another override, if there is room for it, and returns where its row begins.
+    pub(crate) fn add(&mut self, draft: OverrideDraft) -> Result<u32, OverrideConflict> {
+        let key_bytes: usize = draft.key.iter().map(|part| packed::PART_BYTES + part.as_str().len()).sum();
+        if self.rows.len() + packed::HEAD_BYTES_MAX + draft.name.len() + key_bytes > TEXT_BYTES_MAX {
+            return Err(OverrideConflict::Text);
+        }
+        let is_wild = draft.key.iter().any(Pattern::is_wild);
+        if is_wild {
+            self.has_room_for_wildcard(draft.target)?;
+        }
+        let tenant = draft.tenant.as_ref().map_or(EVERYONE, |tenant| self.built.number(tenant));
+        let at = self.put(&draft, tenant);
+        self.built.has_ends |= draft.expires_ms.is_some();
+        self.named.push((self.built.hasher.hash_one(&*draft.name), at));
+        let kinds = self.built.add_kind(draft.target);
+        kinds.0 |= if draft.rule_has_burst { OverrideKinds::WITH_BURST } else { 0 };
+        if is_wild {
+            kinds.0 |= OverrideKinds::WILD;
+            self.built.wildcards += 1;
+            let OverrideDraft { name, priority, key, .. } = draft;
+            let wildcard = Wildcard { row: at, tenant, name, priority, key };
+            self.wild.entry(draft.target).or_default().push(wildcard);
+            return Ok(at);
+        }
+        kinds.0 |= if tenant == EVERYONE { OverrideKinds::EXACT } else { OverrideKinds::EXACT_OF_TENANT };
+        let hash = self.built.hash(draft.target, tenant, draft.key.iter().map(Pattern::as_str));
+        self.exact.push((hash, at));
+        Ok(at)
+    }
+
+    /// Writes the row of an override; where it begins.
+    fn put(&mut self, draft: &OverrideDraft, tenant: u32) -> u32 {
+        let at = small(self.rows.len());
+        let row = PackedOverride {
+            target: draft.target,
+            tenant: (tenant != EVERYONE).then_some(tenant),
+            effect: self.effect(draft.limit, draft.mode),
+            end_ms: draft.expires_ms,
+            version: draft.version,
+            name: &draft.name,
+        };
+        row.put(draft.key.iter().map(Pattern::as_str), &mut self.rows);
+        at
+    }
+
+    fn has_room_for_wildcard(&self, target: u32) -> Result<(), OverrideConflict> {
+        let of_target = self.wild.get(&target).map_or(0, Vec::len);
+        match (self.built.wildcards < WILDCARDS_MAX, of_target < WILDCARDS_PER_TARGET_MAX) {
+            (true, true) => Ok(()),
+            (false, _) => Err(OverrideConflict::Wildcards),
+            (true, false) => Err(OverrideConflict::WildcardsOfTarget),
+        }
+    }
+
+    fn effect(&mut self, limit: Limit, mode: Option<Mode>) -> u32 {
+        let same = (limit.algorithm(), limit.amount(), limit.burst(), limit.period_us(), mode);
+        *self.effects.entry(same).or_insert_with(|| {
+            self.built.effects.push((limit, mode));
+            small(self.built.effects.len() - 1)
+        })
+    }
+
+    /// Builds the overrides. Calls `tell` with the name of each conflicting override, in the order
+    /// of the input.
+    pub(crate) fn finish(mut self, mut tell: impl FnMut(&str, OverrideConflict)) -> OverrideIndex {
+        let rows = Pages::new(&self.rows);
+        drop(self.rows);
+        let row = |at: u32| PackedOverride::read(&rows, at);
+        let name = |at| row(at).map(|(row, _)| row.name).unwrap_or_default();
+        self.named.sort_unstable();
+        let twice = repeated(&self.named, |a, b| name(a) == name(b));
+        let mut clashes: Vec<OverrideClash> =
+            twice.map(|(a, b)| (b, OverrideConflict::Name as fn(_) -> _, a)).collect();
+        drop(self.named);
+        self.exact.sort_unstable();
+        let same = |a, b| {
+            let parts = |at| row(at).map(|(row, key)| (row.target, row.tenant, key.collect::<Vec<_>>()));
+            parts(a) == parts(b)
+        };
+        clashes.extend(
+            repeated(&self.exact, same).map(|(a, b)| (b, OverrideConflict::Identical as fn(_) -> _, a)),
+        );
+        for (target, wildcards) in self.wild {
+            let ranked = Wildcards::new(wildcards, self.ties, &mut clashes);
+            self.built.wild.insert(target, ranked);
+        }
+        clashes.sort_unstable_by_key(|(at, ..)| *at);
+        for (at, misfit, other) in &clashes {
+            tell(name(*at), misfit(name(*other).to_owned()));
+        }
+        OverrideIndex { exact: HashIndex::new(&self.exact), rows, ..self.built }
+    }
+}
+
+/// Returns adjacent items that are equal, also in their hash. There may be as many as there are
+/// overrides.
+fn repeated(ordered: &[(u64, u32)], same: impl Fn(u32, u32) -> bool) -> impl Iterator<Item = (u32, u32)> {
+    let pairs = ordered.iter().zip(ordered.iter().skip(1));
+    pairs.filter(move |(a, b)| a.0 == b.0 && same(a.1, b.1)).map(|(a, b)| (a.1, b.1))
+}
 
 impl OverrideIndex {
     /// How many there are.
-    pub fn len(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+    pub(crate) fn len(&self) -> usize {
+        self.exact.len() + self.wildcards
     }
 
-    /// Whether the tenant has no overrides.
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// How many have a `*`.
+    pub(crate) fn wildcards(&self) -> usize {
+        self.wildcards
     }
 
-    /// The override that applies to `identifier`: its own, or the most specific wildcard that
-    /// matches it.
-    #[inline]
-    pub fn applying(&self, namespace: &str, identifier: &str) -> Option<Arc<Override>> {
-        if self.is_empty() {
+    /// Whether any of them ends by itself.
+    pub(crate) fn has_ends(&self) -> bool {
+        self.has_ends
+    }
+
+    /// The override that applies to a key of a target: the exact one of the tenant, the exact one for
+    /// every tenant, or the first wildcard in order that matches.
+    pub(crate) fn find(
+        &self,
+        (target, kinds): (u32, OverrideKinds),
+        tenant: &str,
+        key: &[&str],
+        now_ms: u64,
+    ) -> Option<OverrideMatch<'_>> {
+        if kinds == OverrideKinds::default() {
             return None;
         }
-        self.exact(namespace, identifier)
-            .or_else(|| self.wildcard(namespace, |wildcard| wildcard.identifier.matches(identifier)))
+        let tenant = if self.tenants.is_empty() { None } else { self.tenants.get(tenant).copied() };
+        let own = tenant.filter(|_| kinds.has(OverrideKinds::EXACT_OF_TENANT));
+        let own = own.and_then(|tenant| self.exact(target, Some(tenant), key, now_ms));
+        let exact =
+            || kinds.has(OverrideKinds::EXACT).then(|| self.exact(target, None, key, now_ms)).flatten();
+        let wild =
+            || kinds.has(OverrideKinds::WILD).then(|| self.wildcard(target, tenant, key, now_ms)).flatten();
+        let (_, row) = own.or_else(exact).or_else(wild)?;
+        let (limit, mode) = self.effects[row.effect as usize];
+        Some(OverrideMatch { name: row.name, limit, mode })
     }
 
-    /// The override with exactly this pattern.
-    pub fn get(&self, namespace: &str, pattern: &str) -> Option<Arc<Override>> {
-        if is_wild(pattern) {
-            self.wildcard(namespace, |wildcard| wildcard.identifier.as_str() == pattern)
-        } else {
-            self.exact(namespace, pattern)
-        }
+    /// Where the row begins that applies to a key of one part, of a target whose overrides are all for
+    /// every tenant.
+    #[inline]
+    pub(crate) fn position(&self, target: u32, key: &str, now_ms: u64) -> Option<u32> {
+        let kinds = self.kinds_of(target);
+        let exact =
+            if kinds.has(OverrideKinds::EXACT) { self.exact(target, None, &[key], now_ms) } else { None };
+        let wild =
+            || kinds.has(OverrideKinds::WILD).then(|| self.wildcard(target, None, &[key], now_ms)).flatten();
+        exact.or_else(wild).map(|(at, _)| at)
     }
 
-    /// At most `most` overrides of a namespace, in the order of their patterns, from the one that
-    /// follows `after`.
-    pub fn list(&self, namespace: &str, after: Option<&str>, most: usize) -> Vec<Arc<Override>> {
-        // No pattern is empty.
-        let after = Bound::Excluded(after.unwrap_or_default());
-        let ordered = self.ordered();
-        let Some(patterns) = ordered.get(namespace) else { return Vec::new() };
-        patterns.range::<str, _>((after, Bound::Unbounded)).take(most).map(|(_, of)| Arc::clone(of)).collect()
+    /// Reads the row that begins at `at`: its head, the first part of its key, and its limit.
+    pub(crate) fn row(&self, at: u32) -> Option<(PackedOverride<'_>, &str, Limit)> {
+        let (row, mut key) = PackedOverride::read(&self.rows, at)?;
+        let key = str::from_utf8(key.next()?).ok()?;
+        Some((row, key, self.effects.get(row.effect as usize)?.0))
     }
 
-    /// Whether there is room for an override with this pattern; there always is in place of one
-    /// that it replaces.
-    pub fn room_for(&self, namespace: &str, pattern: &str) -> Result<(), OverridesFull> {
-        if self.get(namespace, pattern).is_some() {
-            return Ok(());
-        }
-        if self.len() >= OVERRIDES_MAX {
-            return Err(OverridesFull::Tenant);
-        }
-        if is_wild(pattern) && self.wildcards(namespace) >= WILDCARDS_MAX {
-            return Err(OverridesFull::Wildcards);
-        }
-        Ok(())
+    fn exact(
+        &self,
+        target: u32,
+        tenant: Option<u32>,
+        key: &[&str],
+        now_ms: u64,
+    ) -> Option<(u32, PackedOverride<'_>)> {
+        let hash = self.hash(target, tenant.unwrap_or(EVERYONE), key.iter().copied());
+        self.exact.find(hash, |at| {
+            let (row, parts) = PackedOverride::read(&self.rows, at)?;
+            let is_it = (row.target, row.tenant) == (target, tenant)
+                && parts.eq(key.iter().map(|part| part.as_bytes()));
+            (is_it && row.lives(now_ms)).then_some((at, row))
+        })
     }
 
-    /// Adds an override, or replaces the one with its pattern.
-    pub fn set(&self, new: Override) {
-        let new = Arc::new(new);
-        let replaced = self.change(place_of(&new.namespace, new.identifier.as_str()), |part| part.set(&new));
-        put_in_order(&mut self.ordered(), &new);
-        if !replaced {
-            self.count.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Forgets the override with this pattern.
-    pub fn remove(&self, namespace: &str, pattern: &str) {
-        let removed = self.change(place_of(namespace, pattern), |part| part.remove(namespace, pattern));
-        if !removed {
-            return;
-        }
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        let mut ordered = self.ordered();
-        if let Some(patterns) = ordered.get_mut(namespace) {
-            patterns.remove(pattern);
-            if patterns.is_empty() {
-                ordered.remove(namespace);
-            }
-        }
-    }
-
-    fn exact(&self, namespace: &str, identifier: &str) -> Option<Arc<Override>> {
-        let part = self.part(exact_place(namespace, identifier))?.load();
-        part.exact.get(namespace)?.get(identifier).cloned()
-    }
-
-    fn wildcard(&self, namespace: &str, is_it: impl Fn(&Override) -> bool) -> Option<Arc<Override>> {
-        let part = self.part(wild_place(namespace))?.load();
-        part.wild.get(namespace)?.iter().find(|wildcard| is_it(wildcard)).cloned()
-    }
-
-    fn wildcards(&self, namespace: &str) -> usize {
-        let part = self.part(wild_place(namespace)).map(ArcSwap::load);
-        part.and_then(|part| part.wild.get(namespace).map(Vec::len)).unwrap_or(0)
-    }
-
-    fn part(&self, place: usize) -> Option<&ArcSwap<Part>> {
-        self.parts.get()?.get(place)
-    }
-
-    /// Ignores a poisoned lock: an incomplete change shows only in a list.
-    fn ordered(&self) -> MutexGuard<'_, OrderedOverrides> {
-        self.ordered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn change<T>(&self, place: usize, change: impl FnOnce(&mut Part) -> T) -> T {
-        let parts = self.parts.get_or_init(|| (0..PARTS).map(|_| ArcSwap::default()).collect());
-        let mut part = Part::clone(&parts[place].load());
-        let result = change(&mut part);
-        parts[place].store(Arc::new(part));
-        result
-    }
-}
-
-impl FromIterator<Override> for OverrideIndex {
-    /// All at once: each part is made once, not anew for each override in it.
-    fn from_iter<I: IntoIterator<Item = Override>>(all: I) -> Self {
-        let mut parts: Vec<Part> = Vec::new();
-        let mut ordered = OrderedOverrides::default();
-        let mut count = 0;
-        for new in all {
-            parts.resize_with(PARTS, Part::default);
-            let new = Arc::new(new);
-            let place = place_of(&new.namespace, new.identifier.as_str());
-            count += usize::from(!parts[place].set(&new));
-            put_in_order(&mut ordered, &new);
-        }
-        let index =
-            Self { count: AtomicUsize::new(count), parts: OnceLock::new(), ordered: Mutex::new(ordered) };
-        if count > 0 {
-            index.parts.get_or_init(|| parts.into_iter().map(ArcSwap::from_pointee).collect());
-        }
-        index
-    }
-}
-
-fn put_in_order(ordered: &mut OrderedOverrides, new: &Arc<Override>) {
-    let patterns = ordered.entry(Arc::from(new.namespace.as_str())).or_default();
-    patterns.insert(Arc::from(new.identifier.as_str()), Arc::clone(new));
-}
-
-impl Part {
-    /// Whether another one was replaced.
-    fn set(&mut self, new: &Arc<Override>) -> bool {
-        let (namespace, pattern) = (Arc::from(new.namespace.as_str()), new.identifier.as_str());
-        if !new.identifier.is_wild() {
-            let identifiers = self.exact.entry(namespace).or_default();
-            return identifiers.insert(Arc::from(pattern), Arc::clone(new)).is_some();
-        }
-        let wildcards = self.wild.entry(namespace).or_default();
-        match wildcards.binary_search_by(|wildcard| wildcard.rank().cmp(&new.rank())) {
-            Ok(at) => wildcards[at] = Arc::clone(new),
-            Err(at) => {
-                wildcards.insert(at, Arc::clone(new));
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Whether there was one.
-    fn remove(&mut self, namespace: &str, pattern: &str) -> bool {
-        if is_wild(pattern) {
-            let Some(wildcards) = self.wild.get_mut(namespace) else { return false };
-            let before = wildcards.len();
-            wildcards.retain(|wildcard| wildcard.identifier.as_str() != pattern);
-            let after = wildcards.len();
-            if after == 0 {
-                self.wild.remove(namespace);
-            }
-            return after < before;
-        }
-        let Some(identifiers) = self.exact.get_mut(namespace) else { return false };
-        let removed = identifiers.remove(pattern).is_some();
-        if identifiers.is_empty() {
-            self.exact.remove(namespace);
-        }
-        removed
-    }
-}
-
-fn is_wild(pattern: &str) -> bool {
-    pattern.contains('*')
-}
-
-fn place_of(namespace: &str, pattern: &str) -> usize {
-    if is_wild(pattern) { wild_place(namespace) } else { exact_place(namespace, pattern) }
-}
-
-fn exact_place(namespace: &str, identifier: &str) -> usize {
-    place((namespace, identifier))
-}
-
-fn wild_place(namespace: &str) -> usize {
-    place(namespace)
-}
-
-/// Returns the part of a key. The hash has no secret seed: every tenant has its own parts, so
-/// colliding keys gain nothing.
-fn place(key: impl Hash) -> usize {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    usize::try_from(hasher.finish() % PARTS as u64).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::pattern::Pattern;
-    use proptest::prelude::*;
-
-    fn of(namespace: &str, pattern: &str, limit: u32) -> Override {
-        Override {
-            id: format!("{namespace}/{pattern}/{limit}"),
-            namespace: namespace.to_owned(),
-            identifier: Pattern::new(pattern),
-            limit,
-            duration_ms: 1_000,
-        }
-    }
-
-    #[test]
-    fn its_own_comes_before_wildcards_and_the_most_specific_wildcard_first() {
-        let index = OverrideIndex::default();
-        assert_eq!(index.applying("n", "a"), None);
-        for (limit, pattern) in ["*", "a*", "*c", "ab*", "*bc", "abc", "a*c*"].into_iter().enumerate() {
-            index.set(of("n", pattern, u32::try_from(limit).expect("few")));
-        }
-        let applying = |identifier: &str| {
-            index.applying("n", identifier).map(|found| found.identifier.as_str().to_owned())
-        };
-        assert_eq!(applying("abc").as_deref(), Some("abc"));
-        // With equal literal length, text order decides: `*` comes before letters.
-        assert_eq!(applying("abbc").as_deref(), Some("*bc"));
-        assert_eq!(applying("abd").as_deref(), Some("ab*"));
-        assert_eq!(applying("axc").as_deref(), Some("a*c*"));
-        assert_eq!(applying("xc").as_deref(), Some("*c"));
-        assert_eq!(applying("").as_deref(), Some("*"));
-        assert_eq!(index.applying("other", "abc"), None);
-        assert_eq!(index.len(), 7);
-    }
-
-    #[test]
-    fn there_is_a_most_of_everything() {
-        let index = OverrideIndex::default();
-        for at in 0..WILDCARDS_MAX {
-            index.set(of("n", &format!("{at}*"), 1));
-        }
-        assert_eq!(index.room_for("n", "x*"), Err(OverridesFull::Wildcards));
-        assert_eq!(index.room_for("n", "0*"), Ok(()));
-        assert_eq!(index.room_for("m", "x*"), Ok(()));
-        for at in WILDCARDS_MAX..OVERRIDES_MAX {
-            index.set(of("n", &at.to_string(), 1));
-        }
-        assert_eq!(index.room_for("m", "x"), Err(OverridesFull::Tenant));
-        index.remove("n", "1000");
-        assert_eq!(index.room_for("m", "x"), Ok(()));
-    }
-
-    fn patterns(index: &OverrideIndex, after: Option<&str>, most: usize) -> Vec<String> {
-        let found = index.list("n", after, most);
-        found.iter().map(|found| found.identifier.as_str().to_owned()).collect()
-    }
-
-    #[test]
-    fn pages_follow_each_other_even_if_the_last_one_is_gone() {
-        let index: OverrideIndex =
-            ["d", "*", "c", "a*"].map(|pattern| of("n", pattern, 1)).into_iter().collect();
-        index.set(of("m", "b", 1));
-        assert_eq!(patterns(&index, None, 2), ["*", "a*"]);
-        index.remove("n", "a*");
-        assert_eq!(patterns(&index, Some("a*"), 2), ["c", "d"]);
-        assert_eq!(patterns(&index, Some("d"), 2), Vec::<String>::new());
-    }
-
-    proptest! {
-        /// After any sets and removals, the index applies the override that the definition selects.
-        #[test]
-        fn the_index_agrees_with_a_plain_list(
-            changes in prop::collection::vec(("[ab]", "[ab*]{1,3}", any::<bool>()), 0..40),
-            asked in prop::collection::vec(("[ab]", "[ab]{0,3}"), 8),
-        ) {
-            let index = OverrideIndex::default();
-            let mut list: Vec<Override> = Vec::new();
-            for (at, (namespace, pattern, set)) in changes.iter().enumerate() {
-                list.retain(|known| (&known.namespace, known.identifier.as_str()) != (namespace, pattern));
-                if *set {
-                    let new = of(namespace, pattern, u32::try_from(at).expect("few"));
-                    index.set(new.clone());
-                    list.push(new);
-                } else {
-                    index.remove(namespace, pattern);
-                }
-                prop_assert_eq!(index.len(), list.len());
-            }
-            for (namespace, identifier) in &asked {
-                let mut matching: Vec<&Override> = list
+    fn wildcard(
+        &self,
+        target: u32,
+        tenant: Option<u32>,
+        key: &[&str],
+        now_ms: u64,
+    ) -> Option<(u32, PackedOverride<'_>)> {
+        self.wild.get(&target)?.first(key, |at| {
+            let (row, mut patterns) = PackedOverride::read(&self.rows, at)?;
+            let applies = (row.tenant.is_none() || row.tenant == tenant)
+                && key
                     .iter()
-                    .filter(|known| known.namespace == *namespace && known.identifier.matches(identifier))
-                    .collect();
-                matching.sort_by_key(|known| (known.identifier.is_wild(), known.rank()));
-                let expected = matching.first().copied().cloned();
-                prop_assert_eq!(index.applying(namespace, identifier).map(|found| (*found).clone()), expected);
-            }
-            list.sort_by(|a, b| a.identifier.as_str().cmp(b.identifier.as_str()));
-            for namespace in ["a", "b"] {
-                let expected: Vec<&Override> = list.iter().filter(|known| known.namespace == namespace).collect();
-                let listed = index.list(namespace, None, list.len());
-                prop_assert_eq!(listed.iter().map(Arc::as_ref).collect::<Vec<_>>(), expected);
-            }
-            for known in &list {
-                let got = index.get(&known.namespace, known.identifier.as_str());
-                prop_assert_eq!(got.as_deref(), Some(known));
+                    .all(|value| patterns.next().is_some_and(|pattern| describes(pattern, value.as_bytes())))
+                && row.lives(now_ms);
+            applies.then_some((at, row))
+        })
+    }
+
+    fn number(&mut self, tenant: &Arc<str>) -> u32 {
+        let next = small(self.tenants.len());
+        *self.tenants.entry(Arc::clone(tenant)).or_insert(next)
+    }
+
+    /// Returns the kinds of overrides of a target.
+    pub(crate) fn kinds_of(&self, target: u32) -> OverrideKinds {
+        self.kinds.get(target as usize).copied().unwrap_or_default()
+    }
+
+    /// Whether the overrides of a rule inherit a burst from it; `None` if it has no overrides.
+    pub(crate) fn inherits_burst(&self, rule: u32) -> Option<bool> {
+        let kinds = self.kinds_of(rule);
+        (kinds != OverrideKinds::default()).then(|| kinds.has(OverrideKinds::WITH_BURST))
+    }
+
+    fn add_kind(&mut self, target: u32) -> &mut OverrideKinds {
+        let at = target as usize;
+        self.kinds.resize(self.kinds.len().max(at + 1), OverrideKinds::default());
+        &mut self.kinds[at]
+    }
+
+    fn hash<'k>(&self, target: u32, tenant: u32, key: impl Iterator<Item = &'k str>) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write_u64(u64::from(target) << 32 | u64::from(tenant));
+        key.for_each(|part| part.hash(&mut hasher));
+        hasher.finish()
+    }
+}
+
+/// How much the patterns of a key spell out, in bytes.
+pub(crate) fn literal_bytes(key: &[Pattern]) -> usize {
+    key.iter().map(Pattern::literal_bytes).sum()
+}
+
+impl Wildcards {
+    /// Puts the wildcards of one target in order: by priority, then by how much they spell out, then
+    /// by `ties`. Adds those that cannot be to `clashes`.
+    fn new(mut wildcards: Vec<Wildcard>, ties: WildcardTies, clashes: &mut Vec<OverrideClash>) -> Self {
+        wildcards.sort_by(|a, b| {
+            let rank = |of: &Wildcard| (Reverse(of.priority), Reverse(literal_bytes(&of.key)));
+            rank(a).cmp(&rank(b)).then_with(|| match ties {
+                WildcardTies::ByName => a.name.cmp(&b.name),
+                WildcardTies::ByKey => {
+                    a.key.iter().map(Pattern::as_str).cmp(b.key.iter().map(Pattern::as_str))
+                }
+            })
+        });
+        let parts = wildcards.first().map_or(0, |wildcard| wildcard.key.len());
+        let mut texts: Vec<(Vec<_>, Vec<_>)> = vec![(Vec::new(), Vec::new()); parts];
+        let mut loose = Vec::new();
+        for (wildcard, at) in wildcards.iter().zip(0..) {
+            match anchor(&wildcard.key) {
+                None => loose.push(at),
+                Some((part, Side::Beginning, text)) => texts[part].0.push((text, at)),
+                Some((part, Side::End, text)) => texts[part].1.push((text, at)),
             }
         }
+        clashes.extend(identical(&wildcards));
+        if let Some(at) = loose.get(LOOSE_WILDCARDS_MAX) {
+            let row = wildcards[*at as usize].row;
+            clashes.push((row, |_| OverrideConflict::LooseOfTarget, row));
+        }
+        let literals = |(beginnings, ends)| (Literals::beginnings(beginnings), Literals::ends(ends));
+        let by_part = texts.into_iter().map(literals).collect();
+        let ranked = wildcards.iter().map(|wildcard| wildcard.row).collect();
+        Self { ranked, by_part, loose: loose.into() }
     }
+
+    /// Returns the result of `applies` for the first wildcard, in order, that applies.
+    fn first<T>(&self, key: &[&str], applies: impl Fn(u32) -> Option<T>) -> Option<T> {
+        let (mut first, mut found) = (self.ranked.len(), None);
+        let mut look = |at: u32| {
+            let at = at as usize;
+            if at < first
+                && let Some(applying) = applies(self.ranked[at])
+            {
+                (first, found) = (at, Some(applying));
+            }
+        };
+        self.loose.iter().for_each(|at| look(*at));
+        for ((beginnings, ends), value) in self.by_part.iter().zip(key) {
+            beginnings.each_beginning(value, &mut look);
+            ends.each_end(value, &mut look);
+        }
+        found
+    }
+}
+
+/// Those for the same tenant and key.
+fn identical(wildcards: &[Wildcard]) -> Vec<OverrideClash> {
+    let mut seen = HashMap::new();
+    let mut clashes: Vec<OverrideClash> = Vec::new();
+    for Wildcard { row, tenant, key, .. } in wildcards {
+        if let Some(known) = seen.insert((*tenant, key), *row) {
+            clashes.push((*row, OverrideConflict::Identical, known));
+        }
+    }
+    clashes
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Beginning,
+    End,
+}
+
+/// The longest text that a key must begin or end with in one of its parts.
+fn anchor(key: &[Pattern]) -> Option<(usize, Side, &str)> {
+    let texts = key.iter().enumerate().flat_map(|(part, pattern)| {
+        [(part, Side::Beginning, pattern.beginning()), (part, Side::End, pattern.end())]
+    });
+    texts.filter(|(.., text)| !text.is_empty()).max_by_key(|(.., text)| text.len())
 }

@@ -1,43 +1,19 @@
-//! Overrides: limits that replace the limit stated by a request, for identifiers that match a
-//! pattern.
+//! Overrides: other limits for some keys of a rule, or for some identifiers of a namespace of direct
+//! limits.
 //!
-//! An [`OverrideStore`] persists them. An [`OverrideIndex`] holds all of them in memory for
-//! lookups.
+//! An [`OverrideIndex`] finds both kinds alike. To it, a namespace of one tenant is a target like a
+//! rule, and an identifier is a key with one part.
 
 mod index;
-mod store;
+mod namespaces;
+mod packed;
 
-pub use index::{OverrideIndex, OverridesFull};
-pub use store::{OverrideStore, OverrideStoreError};
-
-use crate::pattern::Pattern;
-
-/// The most overrides of one tenant. Higher: more memory, some 500 bytes each, and a slower start.
-pub const OVERRIDES_MAX: usize = 100_000;
-
-/// Maximum wildcards of one namespace. A check without an exact override compares its identifier
-/// with each of them.
-pub const WILDCARDS_MAX: usize = 1_000;
-
-/// One override.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Override {
-    /// Unique.
-    pub id: String,
-    /// Where it applies.
-    pub namespace: String,
-    /// Pattern of the identifiers that it applies to.
-    pub identifier: Pattern,
-    /// How much may pass; 0 blocks.
-    pub limit: u32,
-    /// In how long.
-    pub duration_ms: u64,
-}
-
-impl Override {
-    /// Returns the sort key among the wildcards of a namespace: the most literal text first, then
-    /// text order.
-    fn rank(&self) -> (std::cmp::Reverse<usize>, &str) {
-        (std::cmp::Reverse(self.identifier.literal_bytes()), self.identifier.as_str())
-    }
-}
+pub use index::{LOOSE_WILDCARDS_MAX, OVERRIDES_MAX, WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX};
+pub(crate) use index::{
+    OverrideDraft, OverrideIndex, OverrideIndexBuilder, OverrideKinds, OverrideMatch, literal_bytes,
+};
+pub use namespaces::{
+    IDENTIFIER_STARS_MAX, NAMESPACE_TEXT_CHARS_MAX, NamespaceOverride, NamespaceOverrides,
+    OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, OVERRIDES_PER_TENANT_MAX,
+};
+pub(crate) use namespaces::{NamespaceDraft, NamespaceOverridesBuilder};

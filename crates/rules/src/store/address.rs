@@ -14,6 +14,8 @@ pub struct Address(pub(super) StoreLocation);
 pub(super) enum StoreLocation {
     Memory,
     File(PathBuf),
+    /// A file in the data folder of one server, which no other process opens.
+    Embedded(PathBuf),
     Postgres(Box<PgConnectOptions>),
 }
 
@@ -60,6 +62,7 @@ impl fmt::Display for Address {
         match &self.0 {
             StoreLocation::Memory => f.write_str("sqlite::memory:"),
             StoreLocation::File(file) => write!(f, "sqlite:{}", file.display()),
+            StoreLocation::Embedded(folder) => write!(f, "data_dir: {}", folder.display()),
             StoreLocation::Postgres(options) => {
                 let (user, host, port) = (options.get_username(), options.get_host(), options.get_port());
                 write!(f, "postgres://{user}@{host}:{port}/{}", options.get_database().unwrap_or(user))

@@ -8,6 +8,7 @@ use sha2::{Digest as _, Sha256};
 use sqlx::AssertSqlSafe;
 
 use super::database::{Cells, Transaction, Value};
+use super::overrides::NamespaceColumns;
 use super::write_transaction::WriteTransaction;
 use super::{ApplyConditions, Attribution, CheckedRevision, RowConflict, Store, StoreError, StoreRevisions};
 use crate::audit::hexadecimal;
@@ -24,9 +25,12 @@ pub const HISTORY_MAX: u64 = 100;
 /// proposals, until a change is approved or rejected. Authors may also reject their changes.
 pub const WAITING_MAX: u64 = 100;
 
-/// How many rows one statement is about. More: fewer statements, each longer; each row has up to
-/// five values, of which `SQLite` takes 32,766.
+/// How many rows one statement is about. More: fewer statements, each longer.
 const ROWS_AT_ONCE: usize = 500;
+
+/// How many values a written row has.
+const ROW_COLUMNS: usize = 9;
+const _: () = assert!(ROWS_AT_ONCE * ROW_COLUMNS <= 32_766, "SQLite takes no more values of a statement");
 
 const CHANGE: &str = "SELECT id, state, needs, base_revision, author, reason, created_ms, operation_count, \
     effect, undoes, approver, approved_ms, revision FROM tidegate_changes WHERE id = $1";
@@ -50,6 +54,8 @@ pub(super) struct CurrentRow {
     pub(super) body: Option<String>,
     version: u64,
     pub(super) revision: u64,
+    /// Whether a client wrote it last, without a change.
+    pub(super) is_set_by_client: bool,
 }
 
 pub(super) type Rows = HashMap<(RowKind, String), CurrentRow>;
@@ -246,7 +252,9 @@ impl WriteTransaction<'_> {
         self.check_emergencies(&operations).await?;
         self.check_moved(checked)?;
         self.revisions.revision += 1;
+        self.free_targets(&operations).await?;
         write_rows(&mut self.transaction, &operations, &rows, self.revisions.revision).await?;
+        self.check_quotas(&operations).await?;
         self.mark_applied(id, &restore_operations(&operations, rows)).await?;
         for undone in &change.undoes {
             self.mark_undone(*undone).await?;
@@ -360,7 +368,7 @@ pub(super) async fn current_rows(
     let mut rows = Rows::with_capacity(operations.len());
     for some in operations.chunks(ROWS_AT_ONCE) {
         let sql = format!(
-            "SELECT kind, name, body, version, revision FROM tidegate_rows WHERE (kind, name) IN (VALUES {})",
+            "SELECT kind, name, body, version, revision, override_revision FROM tidegate_rows WHERE (kind, name) IN (VALUES {})",
             places(some.len(), 2)
         );
         let values: Vec<Value<'_>> = some
@@ -376,6 +384,7 @@ pub(super) async fn current_rows(
                 body: cells.optional_text(2)?,
                 version: cells.number(3)?,
                 revision: cells.number(4)?,
+                is_set_by_client: cells.number(5)? > 0,
             };
             rows.insert((kind, cells.owned(1)?), current);
             Ok(())
@@ -393,13 +402,20 @@ async fn write_rows(
 ) -> Result<(), StoreError> {
     for some in operations.chunks(ROWS_AT_ONCE) {
         let sql = format!(
-            "INSERT INTO tidegate_rows (kind, name, body, version, revision) VALUES {} ON CONFLICT (kind, \
-             name) DO UPDATE SET body = excluded.body, version = excluded.version, revision = \
-             excluded.revision",
-            places(some.len(), 5)
+            "INSERT INTO tidegate_rows (kind, name, body, version, revision, target, namespace, tenant, \
+             wildcard) VALUES {} ON CONFLICT (kind, name) DO UPDATE SET body = excluded.body, version = \
+             excluded.version, revision = excluded.revision, override_revision = 0, target = \
+             excluded.target, namespace = excluded.namespace, tenant = excluded.tenant, wildcard = \
+             excluded.wildcard",
+            places(some.len(), ROW_COLUMNS)
         );
-        let mut values = Vec::with_capacity(some.len() * 5);
-        for operation in some {
+        let columns: Vec<Option<NamespaceColumns>> =
+            some.iter().map(|operation| NamespaceColumns::of_body(operation.body()?)).collect();
+        let mut values = Vec::with_capacity(some.len() * ROW_COLUMNS);
+        for (operation, columns) in some.iter().zip(&columns) {
+            let text = |of: fn(&NamespaceColumns) -> &String| {
+                Value::OptionalText(columns.as_ref().map(|columns| of(columns).as_str()))
+            };
             let (kind, name) = operation.row();
             let version = rows.get(&(kind, name.to_owned())).map_or(0, |current| current.version) + 1;
             values.extend([
@@ -408,6 +424,10 @@ async fn write_rows(
                 Value::OptionalText(operation.body()),
                 Value::Number(version),
                 Value::Number(revision),
+                text(|columns| &columns.target),
+                text(|columns| &columns.namespace),
+                text(|columns| &columns.tenant),
+                Value::Number(columns.as_ref().map_or(0, |columns| columns.wildcard)),
             ]);
         }
         transaction.execute(AssertSqlSafe(sql), &values).await?;
@@ -416,7 +436,7 @@ async fn write_rows(
 }
 
 /// `($1, $2), ($3, $4)`: the places of the values of some rows.
-fn places(rows: usize, columns: usize) -> String {
+pub(super) fn places(rows: usize, columns: usize) -> String {
     let mut text = String::with_capacity(rows * columns * 7);
     for row in 0..rows {
         text.push_str(if row == 0 { "(" } else { ", (" });

@@ -9,7 +9,8 @@ use futures_util::TryStreamExt as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow};
 use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow, SqliteSynchronous,
+    SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqlitePool, SqlitePoolOptions, SqliteRow,
+    SqliteSynchronous,
 };
 use sqlx::{ConnectOptions as _, Connection as _, Error, Postgres, Row as _, SqlSafeStr, Sqlite};
 
@@ -24,6 +25,13 @@ pub(super) const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Timeout of one statement, with all its results. Longer: loads larger rule sets from slower
 /// stores, but reports a hanging store later.
 const STATEMENT_TIME_MAX: Duration = Duration::from_mins(1);
+
+/// Maximum wait for the embedded store while a server that is being replaced still holds it. Longer: the
+/// start tolerates a slower predecessor, but reports a real conflict later.
+const EMBEDDED_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// The file of the embedded store in the data folder.
+const EMBEDDED_FILE: &str = "tidegate.db";
 
 /// Connections of one process, besides the listening and the urgent ones. More: more concurrent
 /// calls, but the store still applies changes one by one.
@@ -46,6 +54,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (1, "rules", include_str!("../../migrations/control/0001_rules.sql")),
     (2, "makers", include_str!("../../migrations/control/0002_makers.sql")),
     (3, "waiting", include_str!("../../migrations/control/0003_waiting.sql")),
+    (4, "namespaces", include_str!("../../migrations/control/0004_namespaces.sql")),
 ];
 
 /// A parameter of a statement.
@@ -95,16 +104,18 @@ impl Database {
         let database = match &address.0 {
             StoreLocation::Memory => Self::Sqlite(memory().await?),
             StoreLocation::File(file) => Self::Sqlite(file_pool(file, CONNECTIONS_MAX).await?),
+            StoreLocation::Embedded(folder) => Self::Sqlite(embedded(folder).await?),
             StoreLocation::Postgres(options) => Self::Postgres(postgres_pool(options, CONNECTIONS_MAX)),
         };
         database.migrate().await?;
         Ok(database)
     }
 
-    /// The same by other connections. Of a memory there is one, which all share.
+    /// The same by other connections. Of a memory, and of an embedded store, there is one, which all
+    /// share.
     pub(super) async fn beside(&self, address: &Address) -> Result<Self, StoreError> {
         Ok(match &address.0 {
-            StoreLocation::Memory => self.clone(),
+            StoreLocation::Memory | StoreLocation::Embedded(_) => self.clone(),
             StoreLocation::File(file) => Self::Sqlite(file_pool(file, URGENT_CONNECTIONS_MAX).await?),
             StoreLocation::Postgres(options) => {
                 Self::Postgres(postgres_pool(options, URGENT_CONNECTIONS_MAX))
@@ -206,6 +217,22 @@ async fn file_pool(file: &Path, connections_max: u32) -> Result<SqlitePool, Erro
         .synchronous(SqliteSynchronous::Full);
     let pool = SqlitePoolOptions::new().max_connections(connections_max).acquire_timeout(WAIT_MAX);
     pool.connect_with(sqlite_options(options)).await
+}
+
+/// Opens one permanent connection, which locks the file: a second server is refused.
+async fn embedded(folder: &Path) -> Result<SqlitePool, Error> {
+    let file = folder.join(EMBEDDED_FILE);
+    private_files::create_folder(folder)?;
+    private_files::create_if_missing(&file)?;
+    let options = SqliteConnectOptions::new()
+        .filename(&file)
+        .create_if_missing(true)
+        .locking_mode(SqliteLockingMode::Exclusive)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full);
+    let pool = SqlitePoolOptions::new().max_connections(1).acquire_timeout(WAIT_MAX);
+    let pool = pool.idle_timeout(None).max_lifetime(None);
+    pool.connect_with(sqlite_options(options).busy_timeout(EMBEDDED_WAIT_MAX)).await
 }
 
 /// Opens one permanent connection, because each connection to memory has its own database.

@@ -9,6 +9,7 @@ mod changes;
 mod credentials;
 mod database;
 mod emergencies;
+mod overrides;
 mod rollback;
 mod rows;
 mod trail;
@@ -16,12 +17,14 @@ mod watch;
 mod write_transaction;
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use address::{Address, InvalidAddress};
 pub use changes::{HISTORY_MAX, WAITING_MAX};
 pub use credentials::{CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, Credential};
 pub use emergencies::{EMERGENCY_MS_MAX, in_emergency};
+pub use overrides::{OverrideLimit, OverrideOutcome, OverrideQuota, OverrideWrite};
 pub use rollback::Rollback;
 pub use trail::AUDIT_PAGE_MAX;
 pub use watch::{CHANNEL, RETRY_MAX, RETRY_MIN, Signal, Watch};
@@ -30,6 +33,7 @@ use crate::audit::ChainBreak;
 use crate::change::{ChangeNeeds, ChangeState, InvalidInput, kind_name};
 use crate::emergency::EMERGENCIES_MAX;
 use crate::rows::{RowKind, RuleRows};
+use address::StoreLocation;
 use database::Database;
 
 /// The store of rules. Copies of it share its connections.
@@ -62,6 +66,8 @@ pub struct StoreRevisions {
     pub emergency_revision: u64,
     /// Of credentials.
     pub credential_revision: u64,
+    /// Of namespace overrides, as far as clients set them.
+    pub override_revision: u64,
 }
 
 /// Conditions under which a change is applied.
@@ -112,6 +118,8 @@ pub struct RowConflict {
 pub enum StoreError {
     /// There is no way to it.
     Unreachable(String),
+    /// Another server uses the same data folder.
+    InUse(PathBuf),
     /// Others were changing it all the while.
     Busy,
     /// It was made by a later version, or its schema was changed by hand.
@@ -136,6 +144,8 @@ pub enum StoreError {
     TooManyEmergencies,
     /// There are as many credentials as may be.
     TooManyCredentials,
+    /// A tenant would have more namespace overrides than may be.
+    TooManyOverrides(OverrideQuota),
     /// As many changes wait for an approver as may.
     TooManyWaiting,
     /// The rules have changed since the change was checked.
@@ -170,6 +180,12 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(why) => write!(f, "rules: the store cannot be reached: {why}"),
+            Self::InUse(folder) => write!(
+                f,
+                "data_dir: {} is in use by another server: start this one with a folder of its own, \
+                 --data-dir DIR",
+                folder.display()
+            ),
             Self::Busy => f.write_str("rules: the store is busy with other changes: try again"),
             Self::Schema(error) => write!(f, "rules: the store's schema: {error}"),
             Self::Foreign(object) => {
@@ -199,6 +215,7 @@ impl fmt::Display for StoreError {
             Self::TooManyCredentials => {
                 write!(f, "credentials: the maximum of {CREDENTIALS_MAX} is reached: revoke one")
             }
+            Self::TooManyOverrides(quota) => quota.fmt(f),
             Self::TooManyWaiting => write!(
                 f,
                 "changes: the maximum of {WAITING_MAX} waiting changes is reached: approve or reject one"
@@ -315,6 +332,18 @@ impl Store {
             database,
             urgent,
             committed: Arc::new(tokio::sync::watch::Sender::new(())),
+        })
+    }
+
+    /// Opens the store that a server keeps in its data folder, for itself alone; without a folder, in
+    /// memory.
+    pub async fn open_embedded(folder: Option<&Path>) -> Result<Self, StoreError> {
+        let Some(folder) = folder else {
+            return Self::open(&Address(StoreLocation::Memory)).await;
+        };
+        Self::open(&Address(StoreLocation::Embedded(folder.to_owned()))).await.map_err(|error| match error {
+            StoreError::Busy => StoreError::InUse(folder.to_owned()),
+            other => other,
         })
     }
 

@@ -57,8 +57,10 @@ async fn restoring(
     let rows = current_rows(transaction, &wanted).await?;
     let differs = |operation: &Operation| {
         let (kind, name) = operation.row();
-        let current = rows.get(&(kind, name.to_owned())).and_then(|current| current.body.as_deref());
-        current != operation.body()
+        let current = rows.get(&(kind, name.to_owned()));
+        // An override that a client set or deleted since stays as it is: it was no part of a change.
+        !current.is_some_and(|current| current.is_set_by_client)
+            && current.and_then(|current| current.body.as_deref()) != operation.body()
     };
     let operations: Vec<Operation> = wanted.into_iter().filter(differs).collect();
     if operations.is_empty() {
@@ -109,6 +111,9 @@ async fn unless_changed(transaction: &mut Transaction, id: u64, applied: u64) ->
     for operation in &written {
         let (kind, name) = operation.row();
         let Some(current) = rows.get(&(kind, name.to_owned())) else { return Ok(applied) };
+        if current.is_set_by_client {
+            continue;
+        }
         if current.body.as_deref() != operation.body() {
             return Ok(applied);
         }

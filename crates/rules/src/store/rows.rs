@@ -10,9 +10,10 @@ use super::database::{Cells, Transaction};
 use super::write_transaction::{no_heads, revisions};
 use super::{Store, StoreError, StoreRevisions};
 use crate::change::kind_of;
-use crate::rows::{EmergencyRow, RuleRow, RuleRows};
+use crate::rows::{EmergencyRow, OverrideChange, RuleRow, RuleRows};
 
-const HEADS: &str = "SELECT revision, emergency_revision, credential_revision FROM tidegate_heads";
+const HEADS: &str =
+    "SELECT revision, emergency_revision, credential_revision, override_revision FROM tidegate_heads";
 const ROWS: &str = "SELECT kind, name, body, version FROM tidegate_rows WHERE body IS NOT NULL";
 /// All that there is but overrides, of which there may be a million.
 pub(super) const RULES: &str = "SELECT kind, name, body, version FROM tidegate_rows WHERE body IS NOT NULL \
@@ -65,8 +66,8 @@ impl Store {
         reading.commit().await?;
         // Sorted here, because the order of a database depends on its locale.
         rows.sort_unstable_by(|a: &RuleRow, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
-        let StoreRevisions { revision, emergency_revision, .. } = revisions;
-        Ok(RuleRows { revision, emergency_revision, rows: rows.into(), emergencies })
+        let StoreRevisions { revision, emergency_revision, override_revision, .. } = revisions;
+        Ok(RuleRows { revision, emergency_revision, override_revision, rows: rows.into(), emergencies })
     }
 
     /// Loads only the emergencies, with their revision: they must not wait for a large rule set.
@@ -82,7 +83,7 @@ fn not_read(why: impl std::fmt::Display) -> StoreError {
     StoreError::Unreachable(format!("it was not read to the end: {why}"))
 }
 
-async fn read_heads(reading: &mut Transaction) -> Result<StoreRevisions, StoreError> {
+pub(super) async fn read_heads(reading: &mut Transaction) -> Result<StoreRevisions, StoreError> {
     reading.one(HEADS, &[], revisions).await?.ok_or_else(no_heads)
 }
 
@@ -92,6 +93,14 @@ pub(super) fn row(cells: &Cells<'_>) -> Result<RuleRow, StoreError> {
         return Err(StoreError::Foreign(format!("version {version} of a {kind}")));
     };
     Ok(RuleRow { kind, name: cells.owned(1)?, body: cells.owned(2)?, version })
+}
+
+/// A row that a client set, or deleted.
+pub(super) fn change_of_override(cells: &Cells<'_>) -> Result<OverrideChange, StoreError> {
+    let version = cells.number(2)?;
+    let version = u32::try_from(version)
+        .map_err(|_| StoreError::Foreign(format!("version {version} of an override")))?;
+    Ok(OverrideChange { name: cells.owned(0)?, body: cells.optional_text(1)?, version })
 }
 
 pub(super) fn emergency(cells: &Cells<'_>) -> Result<EmergencyRow, StoreError> {

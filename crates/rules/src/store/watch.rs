@@ -76,7 +76,7 @@ impl Store {
     /// Starts a watch with a given polling interval, beside the notifications of the store.
     pub fn watch_looking(&self, seed: u64, look_every: Option<Duration>) -> Watch {
         let look_every = look_every.unwrap_or(match &self.address.0 {
-            StoreLocation::Memory | StoreLocation::File(_) => LOOK_AT_FILE_EVERY,
+            StoreLocation::Memory | StoreLocation::File(_) | StoreLocation::Embedded(_) => LOOK_AT_FILE_EVERY,
             StoreLocation::Postgres(_) => LOOK_AT_SERVER_EVERY,
         });
         let (sender, signals) = watch::channel(Signal::MayHaveChanged);
@@ -105,7 +105,9 @@ impl StorePoller {
     async fn run(mut self, mut backoff: Backoff) {
         loop {
             let problem = match &self.store.address.0 {
-                StoreLocation::Memory | StoreLocation::File(_) => self.look_at_file(&mut backoff).await,
+                StoreLocation::Memory | StoreLocation::File(_) | StoreLocation::Embedded(_) => {
+                    self.look_at_file(&mut backoff).await
+                }
                 StoreLocation::Postgres(options) => {
                     let pool = postgres_pool(options, 1);
                     self.listen(&pool, &mut backoff).await
@@ -198,16 +200,18 @@ pub(super) enum RevisionKind {
     Rules,
     Emergencies,
     Credentials,
+    Overrides,
 }
 
 impl RevisionKind {
-    pub(super) const ALL: [Self; 3] = [Self::Rules, Self::Emergencies, Self::Credentials];
+    pub(super) const ALL: [Self; 4] = [Self::Rules, Self::Emergencies, Self::Credentials, Self::Overrides];
 
     fn word(self) -> &'static str {
         match self {
             Self::Rules => "revision",
             Self::Emergencies => "emergency_revision",
             Self::Credentials => "credential_revision",
+            Self::Overrides => "override_revision",
         }
     }
 
@@ -216,6 +220,7 @@ impl RevisionKind {
             Self::Rules => &mut revisions.revision,
             Self::Emergencies => &mut revisions.emergency_revision,
             Self::Credentials => &mut revisions.credential_revision,
+            Self::Overrides => &mut revisions.override_revision,
         }
     }
 

@@ -9,10 +9,10 @@ use crate::change::{InvalidInput, check_name};
 
 /// Locks the row on either database, and returns its columns.
 const LOCK: &str = "UPDATE tidegate_heads SET id = id RETURNING \
-     revision, emergency_revision, credential_revision, change_count, audit_count, audit_hash";
+     revision, emergency_revision, credential_revision, override_revision, change_count, audit_count, audit_hash";
 
 const UNLOCK: &str = "UPDATE tidegate_heads SET revision = $1, emergency_revision = $2, credential_revision \
-    = $3, change_count = $4, audit_count = $5, audit_hash = $6";
+    = $3, override_revision = $4, change_count = $5, audit_count = $6, audit_hash = $7";
 
 pub(super) struct WriteTransaction<'a> {
     pub(super) transaction: Transaction,
@@ -43,15 +43,11 @@ impl Store {
         database: &Database,
         act: Attribution<'a>,
     ) -> Result<WriteTransaction<'a>, StoreError> {
-        check_name("by", act.by)?;
-        // The audit seals the very number that the database keeps.
-        if i64::try_from(act.now_ms).is_err() {
-            return Err(InvalidInput(format!("now_ms: {} is outside 0 to {}", act.now_ms, i64::MAX)).into());
-        }
+        check_attribution(act)?;
         let mut transaction = database.write().await?;
         let read = |cells: &Cells<'_>| {
-            let audit_end = Checkpoint { count: cells.number(4)?, hash: cells.owned(5)? };
-            Ok((revisions(cells)?, cells.number(3)?, audit_end))
+            let audit_end = Checkpoint { count: cells.number(5)?, hash: cells.owned(6)? };
+            Ok((revisions(cells)?, cells.number(4)?, audit_end))
         };
         let found = transaction.one(LOCK, &[], read).await?;
         let (revisions, change_count, audit_end) = found.ok_or_else(no_heads)?;
@@ -66,12 +62,13 @@ impl Store {
     }
 }
 
-/// The heads, from the first three columns.
+/// The heads, from the first four columns.
 pub(super) fn revisions(cells: &Cells<'_>) -> Result<StoreRevisions, StoreError> {
     Ok(StoreRevisions {
         revision: cells.number(0)?,
         emergency_revision: cells.number(1)?,
         credential_revision: cells.number(2)?,
+        override_revision: cells.number(3)?,
     })
 }
 
@@ -79,7 +76,23 @@ pub(super) fn no_heads() -> StoreError {
     StoreError::Foreign("no heads".to_owned())
 }
 
-impl WriteTransaction<'_> {
+fn check_attribution(act: Attribution<'_>) -> Result<(), InvalidInput> {
+    check_name("by", act.by)?;
+    // The audit seals the very number that the database keeps.
+    if i64::try_from(act.now_ms).is_err() {
+        return Err(InvalidInput(format!("now_ms: {} is outside 0 to {}", act.now_ms, i64::MAX)));
+    }
+    Ok(())
+}
+
+impl<'a> WriteTransaction<'a> {
+    /// Attributes all that follows to another actor.
+    pub(super) fn act_as(&mut self, act: Attribution<'a>) -> Result<(), InvalidInput> {
+        check_attribution(act)?;
+        self.act = act;
+        Ok(())
+    }
+
     /// Adds an entry to the audit.
     pub(super) async fn note(&mut self, action: &str, detail: &serde_json::Value) -> Result<(), StoreError> {
         let entry =
@@ -105,6 +118,7 @@ impl WriteTransaction<'_> {
             Value::Number(self.revisions.revision),
             Value::Number(self.revisions.emergency_revision),
             Value::Number(self.revisions.credential_revision),
+            Value::Number(self.revisions.override_revision),
             Value::Number(self.change_count),
             Value::Number(self.audit_end.count),
             Value::Text(&self.audit_end.hash),

@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, clippy::panic, reason = "a helper of tests may panic as a test may")]
 
 mod actors;
+mod overrides;
 mod suite;
 
 use std::time::Duration;
@@ -94,6 +95,11 @@ on_both! {
     credentials_are_known_by_their_hash_only,
     there_is_a_most_of_credentials_and_expired_ones_make_room,
     writers_at_once_are_applied_one_after_the_other,
+    clients_write_overrides_without_a_change,
+    concurrent_writes_of_one_override_leave_the_last,
+    overrides_of_clients_are_in_conflict_with_no_change,
+    rollbacks_leave_overrides_of_clients_alone,
+    overrides_have_a_maximum_in_the_store,
     watchers_are_notified_of_changes,
     tampering_with_the_tables_is_found,
     an_export_of_the_audit_holds_elsewhere,

@@ -11,6 +11,12 @@ use tidegate_rules::store::{
 use tidegate_rules::{EMERGENCIES_MAX, RuleSet};
 use tidegate_testkit::START_TIME_MAX;
 
+pub(crate) use super::overrides::{
+    clients_write_overrides_without_a_change, concurrent_writes_of_one_override_leave_the_last,
+    overrides_have_a_maximum_in_the_store, overrides_of_clients_are_in_conflict_with_no_change,
+    rollbacks_leave_overrides_of_clients_alone,
+};
+
 /// An empty database that a case has to itself.
 pub(crate) struct TestDatabase {
     pub(crate) url: String,
@@ -581,7 +587,7 @@ pub(crate) async fn emergencies_have_a_way_of_their_own(test_database: &TestData
     assert_eq!(store.emergencies().await.expect("read"), (4, kept));
     assert_eq!(store.end_emergency("a", later(30)).await.expect("ended"), 5);
     assert_eq!(refused(store.end_emergency("a", later(30)).await), "there is no emergency \"a\"");
-    let revisions = StoreRevisions { revision: 0, emergency_revision: 5, credential_revision: 0 };
+    let revisions = StoreRevisions { emergency_revision: 5, ..StoreRevisions::default() };
     assert_eq!(store.revisions().await.expect("heads"), revisions);
     let actions: Vec<String> =
         store.audit(0, 10).await.expect("audit").into_iter().map(|entry| entry.action).collect();

@@ -1,14 +1,12 @@
 //! The direct form: the limit is in the request, unless an override replaces it.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 use tidegate::{Gate, Limit, LimitError, Outcome, Retry};
 use tidegate_record::RecordKey;
-use tidegate_rules::Class;
-use tidegate_rules::overrides::Override;
+use tidegate_rules::{Class, NamespaceOverride, OVERRIDE_PERIOD_MS_MIN, RuleSet};
 use utoipa::ToSchema;
 
 use super::fields::{FieldValue, Problems};
@@ -23,7 +21,8 @@ use crate::shared::{Shared, Tenant};
 /// The largest limit that a meter can count.
 pub(super) const LIMIT_MAX: u64 = u32::MAX as u64;
 /// The shortest window.
-pub(super) const DURATION_MS_MIN: u64 = 1_000;
+const DURATION_MS_MIN: u64 = 1_000;
+const _: () = assert!(DURATION_MS_MIN == OVERRIDE_PERIOD_MS_MIN, "an override may have every window");
 /// The longest window: 30 days.
 const DURATION_MS_MAX: u64 = 2_592_000_000;
 
@@ -58,36 +57,37 @@ pub(in crate::http) struct LimitRequest<'b> {
 
 /// A limit of a request, in range: the request's own, or that of an override.
 #[derive(Debug)]
-pub(super) struct DirectLimit<'b> {
+pub(super) struct DirectLimit<'b, 'r> {
     pub(super) namespace: Cow<'b, str>,
     pub(super) identifier: Cow<'b, str>,
     cost: u64,
     duration_ms: u64,
     gate: Gate,
-    replaced_by: Option<Arc<Override>>,
+    replaced_by: Option<NamespaceOverride<'r>>,
     placement: Vec<u8>,
 }
 
 impl<'b> LimitRequest<'b> {
-    /// Finds the limit that applies. Notes the problems of fields that are out of range, and takes
+    /// Finds the limit that applies, the request's or that of an override in `rules`. Notes the problems of fields that are out of range, and takes
     /// the least value instead.
-    pub(super) fn resolve(
+    pub(super) fn resolve<'r>(
         self,
         shared: &Shared,
+        (rules, now_ms): (&'r RuleSet, u64),
         tenant: TenantIndex,
         problems: &mut Problems,
-    ) -> Result<DirectLimit<'b>, Problem> {
+    ) -> Result<DirectLimit<'b, 'r>, Problem> {
         let namespace = problems.text("namespace", self.namespace);
         let identifier = problems.text("identifier", self.identifier);
         let limit = problems.number("limit", self.limit, 1, LIMIT_MAX);
         let duration_ms = problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX);
         let cost = problems.number("cost", self.cost.or(Some(FieldValue::Whole(1))), 0, u64::MAX);
-        let replaced_by = shared.direct.overrides.of(tenant).applying(&namespace, &identifier);
+        let tenant = shared.tenant(tenant);
+        let replaced_by = rules.namespace_override(&tenant.name, &namespace, &identifier, now_ms);
         let (limit, duration_ms) = match &replaced_by {
             None => (limit, duration_ms),
-            Some(found) => (u64::from(found.limit), found.duration_ms),
+            Some(found) => (u64::from(found.limit), found.period_ms),
         };
-        let tenant = shared.tenant(tenant);
         let gate = gate(shared, tenant, &namespace, limit, duration_ms)
             // Values in range always make a limit. This reports it if the ranges ever differ.
             .map_err(|error| Problem::bad_request(error.to_string()))?;
@@ -97,7 +97,7 @@ impl<'b> LimitRequest<'b> {
     }
 }
 
-impl DirectLimit<'_> {
+impl DirectLimit<'_, '_> {
     /// Returns the check. Windows of different durations do not compare, so the duration is a part
     /// of the key.
     fn check(&self) -> PlannedCheck<'_, '_> {
@@ -116,14 +116,15 @@ impl DirectLimit<'_> {
             limit,
             remaining: outcome.map_or(limit, Outcome::remaining),
             reset: outcome.map_or_else(|| wall_us.div_ceil(1_000), |outcome| reset_ms(outcome, wall_us)),
-            override_id: self.replaced_by.as_ref().map(|replaced_by| replaced_by.id.as_str()),
+            override_id: self.replaced_by.map(|replaced_by| replaced_by.name),
         }
     }
 
     fn subject(&self) -> RecordSubject<'_, [(&str, &str); 2]> {
         let dimensions = [("namespace", &*self.namespace), ("identifier", &*self.identifier)];
         RecordSubject {
-            replaced_by: self.replaced_by.as_ref().map_or("", |replaced_by| replaced_by.id.as_str()),
+            rule_version: self.replaced_by.map_or(0, |replaced_by| replaced_by.version.into()),
+            replaced_by: self.replaced_by.map_or("", |replaced_by| replaced_by.name),
             ..RecordSubject::new(RecordKey::of(&self.identifier), self.cost, dimensions)
         }
     }
@@ -133,7 +134,7 @@ impl DirectLimit<'_> {
 pub(super) async fn decide<'l>(
     req: &HttpRequest<'_>,
     tenant: TenantIndex,
-    limits: &'l [DirectLimit<'_>],
+    limits: &'l [DirectLimit<'_, '_>],
 ) -> Result<Option<RequestDecision<'l>>, Problem> {
     let context = RequestContext { shared: req.shared, tenant, surface: Surface::Direct, class: CLASS };
     let Ok(admission) = context.admit() else { return Ok(None) };
@@ -176,6 +177,8 @@ fn reset_ms(outcome: &Outcome<'_>, wall_us: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use tidegate::{Limiter, ManualClock};
 

@@ -42,10 +42,12 @@ pub(in crate::http) async fn answer(
     req: &HttpRequest<'_>,
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
-    let mut problems = Problems::default();
-    let limit = object::<LimitRequest<'_>>(req)?.resolve(req.shared, principal.tenant, &mut problems)?;
-    let limits = [problems.or(limit)?];
+    let (rules, mut problems) = (req.shared.rules.load(), Problems::default());
+    let limit = object::<LimitRequest<'_>>(req)?;
     let wall_us = req.shared.decider.limiter.wall_us();
+    let in_force = (rules.set(), wall_us / 1_000);
+    let limits = [limit.resolve(req.shared, in_force, principal.tenant, &mut problems)?];
+    let limits = problems.or(limits)?;
     let decision = decide(req, principal.tenant, &limits).await?;
     let outcome = decision.as_ref().and_then(|decision| decision.outcomes.first()?.as_ref());
     let mut answer = enveloped(limits[0].status(outcome, wall_us));

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use tidegate::LIMITS_PER_CHECK_MAX;
+use tidegate_rules::RuleSet;
 use utoipa::ToSchema;
 
 use super::direct::{DirectLimit, LimitRequest, decide};
@@ -46,7 +47,7 @@ struct CheckData<'r> {
 }
 
 impl<'r> CheckData<'r> {
-    fn new(of: &'r DirectLimit<'_>, status: &LimitData<'r>) -> Self {
+    fn new(of: &'r DirectLimit<'_, '_>, status: &LimitData<'r>) -> Self {
         let LimitData { success: passed, limit, remaining, reset, override_id } = *status;
         Self {
             namespace: &of.namespace,
@@ -75,8 +76,9 @@ pub(in crate::http) async fn answer(
     req: &HttpRequest<'_>,
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
-    let limits = read(req, principal.tenant)?;
+    let rules = req.shared.rules.load();
     let wall_us = req.shared.decider.limiter.wall_us();
+    let limits = read(req, (rules.set(), wall_us / 1_000), principal.tenant)?;
     let decision = decide(req, principal.tenant, &limits).await?;
     let outcome = |at: usize| decision.as_ref().and_then(|decision| decision.outcomes.get(at)?.as_ref());
     let statuses = limits.iter().enumerate();
@@ -89,7 +91,11 @@ pub(in crate::http) async fn answer(
     Ok(answer)
 }
 
-fn read<'b>(req: &'b HttpRequest<'_>, tenant: TenantIndex) -> Result<Vec<DirectLimit<'b>>, Refusal> {
+fn read<'b, 'r>(
+    req: &'b HttpRequest<'_>,
+    in_force: (&'r RuleSet, u64),
+    tenant: TenantIndex,
+) -> Result<Vec<DirectLimit<'b, 'r>>, Refusal> {
     let requests = body::<Vec<Object<LimitRequest<'b>>>>(req)?;
     if !(1..=LIMITS_MAX).contains(&requests.len()) {
         let message = format!("body: {} limits is outside 1 to {LIMITS_MAX}", requests.len());
@@ -99,7 +105,7 @@ fn read<'b>(req: &'b HttpRequest<'_>, tenant: TenantIndex) -> Result<Vec<DirectL
     let mut limits = Vec::with_capacity(requests.len());
     for (at, Object(request)) in requests.into_iter().enumerate() {
         problems.element = Some(at);
-        limits.push(request.resolve(req.shared, tenant, &mut problems)?);
+        limits.push(request.resolve(req.shared, in_force, tenant, &mut problems)?);
     }
     Ok(problems.or(limits)?)
 }

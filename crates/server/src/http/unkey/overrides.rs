@@ -1,31 +1,27 @@
 //! `POST /v2/ratelimit.setOverride`, `.getOverride`, `.deleteOverride` and `.listOverrides`.
 
-use std::sync::Arc;
-
 use ::http::header::RETRY_AFTER;
 use ::http::{HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
-use tidegate_rules::overrides::Override;
-use tidegate_rules::pattern::Pattern;
+use tidegate_control::OverrideWriteError;
+use tidegate_rules::store::{OverrideLimit, OverrideOutcome, OverrideWrite, StoreError};
+use tidegate_rules::{
+    IDENTIFIER_STARS_MAX, NamespaceOverride, OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN,
+};
 use utoipa::ToSchema;
 
-use super::direct::{DURATION_MS_MIN, LIMIT_MAX};
+use super::direct::LIMIT_MAX;
 use super::fields::{FieldValue, Problems};
 use super::request_id::RequestId;
 use super::{Envelope, ErrorEnvelope, Meta, Refusal, enveloped, object, written};
 use crate::auth::Principal;
 use crate::http::{HttpRequest, HttpResponse, Problem};
-use crate::overrides::{OverrideError, new_id};
+use crate::overrides::OverrideError;
 
-/// The longest window of an override: the longest that a limit may have, 366 days.
-const DURATION_MS_MAX: u64 = 366 * 24 * 3_600 * 1_000;
 /// The longest page of a list.
 const PAGE_MAX: u64 = 100;
 /// The default length of a page.
 const PAGE_DEFAULT: u64 = 10;
-/// The most `*` of one pattern: each may have to be tried at every place of an identifier, for
-/// every check.
-const STARS_MAX: usize = 4;
 /// Retry time for a tenant with too many waiting writes, in seconds. A write takes milliseconds.
 const BUSY_RETRY_S: HeaderValue = HeaderValue::from_static("1");
 /// Prefix of a cursor, so that it never looks empty, regardless of the pattern that it continues
@@ -92,6 +88,8 @@ pub(in crate::http) struct ListOverridesRequest<'b> {
 pub(in crate::http) struct SetOverrideData {
     /// Stays the same when the override is set again.
     override_id: String,
+    /// `fleet`: on every server of the rule store. `server`: on this server only.
+    scope: &'static str,
 }
 
 /// An override.
@@ -105,6 +103,8 @@ pub(in crate::http) struct OverrideData {
     limit: u32,
     /// The window in milliseconds.
     duration: u64,
+    /// `fleet`: on every server of the rule store. `server`: on this server only.
+    scope: &'static str,
 }
 
 /// An empty object.
@@ -131,13 +131,14 @@ struct Pagination {
     has_more: bool,
 }
 
-impl From<&Override> for OverrideData {
-    fn from(of: &Override) -> Self {
+impl OverrideData {
+    fn new(of: &NamespaceOverride<'_>, scope: &'static str) -> Self {
         Self {
-            override_id: of.id.clone(),
-            identifier: of.identifier.as_str().to_owned(),
+            override_id: of.name.to_owned(),
+            identifier: of.identifier.to_owned(),
             limit: of.limit,
-            duration: of.duration_ms,
+            duration: of.period_ms,
+            scope,
         }
     }
 }
@@ -158,27 +159,50 @@ pub(in crate::http) async fn set(
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
     let new = object::<SetOverrideRequest<'_>>(req)?.checked()?;
-    let now_ms = req.shared.decider.limiter.wall_us() / 1_000;
-    let kept = req.shared.direct.overrides.set(principal.tenant, new, now_ms).await;
-    Ok(done(kept, |override_id| Ok(enveloped(SetOverrideData { override_id }))))
+    let scope = scope(req);
+    let written = write(req, principal, (new.namespace, new.identifier), Some(new.limit)).await?;
+    Ok(done(written, |outcome| match outcome {
+        OverrideOutcome::Set { name: override_id, .. } => {
+            Ok(enveloped(SetOverrideData { override_id, scope }))
+        }
+        other => Err(refused(&other)),
+    }))
+}
+
+/// Writes an override of the caller's tenant.
+async fn write(
+    req: &HttpRequest<'_>,
+    principal: Principal,
+    (namespace, identifier): (String, String),
+    limit: Option<OverrideLimit>,
+) -> Result<Result<OverrideOutcome, OverrideError>, Refusal> {
+    let (tenant, by) = (req.shared.tenant(principal.tenant).name.clone(), req.actor()?);
+    let write = OverrideWrite { tenant, namespace, identifier, limit, by, now_ms: req.shared.now_ms() };
+    Ok(req.shared.direct.overrides.write(principal.tenant, write).await)
+}
+
+/// The fields of an override to set, in range.
+struct CheckedOverride {
+    namespace: String,
+    identifier: String,
+    limit: OverrideLimit,
 }
 
 impl SetOverrideRequest<'_> {
-    /// The override, in range and with an id of its own.
-    fn checked(self) -> Result<Override, Refusal> {
+    fn checked(self) -> Result<CheckedOverride, Refusal> {
         let mut problems = Problems::default();
         let namespace = problems.text("namespace", self.namespace).into_owned();
-        let identifier = Pattern::new(problems.text("identifier", self.identifier));
-        let stars = identifier.as_str().matches('*').count();
-        if stars > STARS_MAX {
-            problems.add("identifier", format_args!("{stars} of `*` is outside 0 to {STARS_MAX}"));
+        let identifier = problems.text("identifier", self.identifier).into_owned();
+        let stars = identifier.matches('*').count();
+        if stars > IDENTIFIER_STARS_MAX {
+            problems.add("identifier", format_args!("{stars} of `*` is outside 0 to {IDENTIFIER_STARS_MAX}"));
         }
-        let limit = problems.number("limit", self.limit, 0, LIMIT_MAX);
-        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
-        let duration_ms = problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX);
-        let (namespace, identifier) = problems.or((namespace, identifier))?;
-        let id = new_id().map_err(|problem| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, problem))?;
-        Ok(Override { id, namespace, identifier, limit, duration_ms })
+        let amount = problems.number("limit", self.limit, 0, LIMIT_MAX);
+        let amount = u32::try_from(amount).unwrap_or(u32::MAX);
+        let period_ms =
+            problems.number("duration", self.duration, OVERRIDE_PERIOD_MS_MIN, OVERRIDE_PERIOD_MS_MAX);
+        let limit = OverrideLimit { amount, period_ms };
+        Ok(problems.or(CheckedOverride { namespace, identifier, limit })?)
     }
 }
 
@@ -195,8 +219,10 @@ impl SetOverrideRequest<'_> {
 )]
 pub(in crate::http) fn get(req: &HttpRequest<'_>, principal: Principal) -> Result<HttpResponse, Refusal> {
     let (namespace, pattern) = which(req)?;
-    match req.shared.direct.overrides.of(principal.tenant).get(&namespace, &pattern) {
-        Some(found) => Ok(enveloped(OverrideData::from(&*found))),
+    let rules = req.shared.rules.load();
+    let tenant = &req.shared.tenant(principal.tenant).name;
+    match rules.set().namespace_override_named(tenant, &namespace, &pattern, req.shared.now_ms()) {
+        Some(found) => Ok(enveloped(OverrideData::new(&found, scope(req)))),
         None => Err(not_found(&namespace, &pattern).into()),
     }
 }
@@ -217,10 +243,11 @@ pub(in crate::http) async fn delete(
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
     let (namespace, pattern) = which(req)?;
-    let deleted =
-        req.shared.direct.overrides.delete(principal.tenant, namespace.clone(), pattern.clone()).await;
-    Ok(done(deleted, |was_there| {
-        if was_there { Ok(enveloped(EmptyData {})) } else { Err(not_found(&namespace, &pattern)) }
+    let written = write(req, principal, (namespace.clone(), pattern.clone()), None).await?;
+    Ok(done(written, |outcome| match outcome {
+        OverrideOutcome::Deleted => Ok(enveloped(EmptyData {})),
+        OverrideOutcome::NotThere => Err(not_deleted(req, principal, &namespace, &pattern)),
+        other => Err(refused(&other)),
     }))
 }
 
@@ -244,9 +271,10 @@ pub(in crate::http) fn list(req: &HttpRequest<'_>, principal: Principal) -> Resu
     let (namespace, after) = problems.or((namespace, after))?;
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     // One more than requested shows whether there are more.
-    let overrides = req.shared.direct.overrides.of(principal.tenant);
-    let found = overrides.list(&namespace, after.as_deref(), most.saturating_add(1));
-    Ok(written(&page(&found, most)))
+    let (rules, tenant) = (req.shared.rules.load(), &req.shared.tenant(principal.tenant).name);
+    let page_of = (after.as_deref(), most.saturating_add(1));
+    let found = rules.set().list_namespace_overrides(tenant, &namespace, page_of, req.shared.now_ms());
+    Ok(written(&page(&found, most, scope(req))))
 }
 
 fn which(req: &HttpRequest<'_>) -> Result<(String, String), Refusal> {
@@ -273,14 +301,19 @@ fn continued(problems: &mut Problems, cursor: Option<FieldValue<'_>>) -> Option<
     None
 }
 
-fn page(found: &[Arc<Override>], most: usize) -> OverrideList {
+/// Where the overrides of this server apply.
+fn scope(req: &HttpRequest<'_>) -> &'static str {
+    req.shared.direct.overrides.scope().as_str()
+}
+
+fn page(found: &[NamespaceOverride<'_>], most: usize, scope: &'static str) -> OverrideList {
     let has_more = found.len() > most;
     let found = found.get(..most).unwrap_or(found);
     let last = found.last().filter(|_| has_more);
-    let cursor = last.map(|last| format!("{CURSOR_PREFIX}{}", last.identifier.as_str()));
+    let cursor = last.map(|last| format!("{CURSOR_PREFIX}{}", last.identifier));
     OverrideList {
         meta: Meta { request_id: RequestId::next() },
-        data: found.iter().map(|of| OverrideData::from(&**of)).collect(),
+        data: found.iter().map(|of| OverrideData::new(of, scope)).collect(),
         pagination: Pagination { cursor, has_more },
     }
 }
@@ -294,15 +327,54 @@ fn done<T>(
 }
 
 fn problem(reason: &OverrideError) -> Problem {
+    let retry_later = |status| Problem::new(status, reason.to_string()).with_field(RETRY_AFTER, BUSY_RETRY_S);
     match reason {
-        OverrideError::Full(full) => Problem::bad_request(full.to_string()),
-        OverrideError::Busy => Problem::new(StatusCode::TOO_MANY_REQUESTS, reason.to_string())
-            .with_field(RETRY_AFTER, BUSY_RETRY_S),
+        OverrideError::Full => Problem::bad_request(reason.to_string()),
+        OverrideError::Busy => retry_later(StatusCode::TOO_MANY_REQUESTS),
+        OverrideError::Unreached => retry_later(StatusCode::SERVICE_UNAVAILABLE),
         OverrideError::Stopping => Problem::new(StatusCode::SERVICE_UNAVAILABLE, reason.to_string()),
         OverrideError::Store(error) => {
-            tracing::error!(%error, "an override was not written");
+            tracing::error!(%error, "an override was not written, or is not in force");
+            match &**error {
+                OverrideWriteError::NotInForce(_) => retry_later(StatusCode::SERVICE_UNAVAILABLE),
+                OverrideWriteError::Store(StoreError::Busy | StoreError::Unreachable(_)) => {
+                    let detail = "store: busy or unreachable; try again";
+                    Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+                        .with_field(RETRY_AFTER, BUSY_RETRY_S)
+                }
+                OverrideWriteError::Store(_) => {
+                    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "store: failed; nothing was changed")
+                }
+            }
+        }
+    }
+}
+
+/// The problem of a write that the store refused.
+fn refused(outcome: &OverrideOutcome) -> Problem {
+    match outcome {
+        OverrideOutcome::Full(quota) => Problem::bad_request(quota.to_string()),
+        OverrideOutcome::NameTaken(name) => {
+            let detail =
+                format!("overrides: another override of the rule store is named {name:?}: rename it");
+            Problem::bad_request(detail)
+        }
+        // These are outcomes of the other kind of write.
+        OverrideOutcome::Set { .. } | OverrideOutcome::Deleted | OverrideOutcome::NotThere => {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "store: failed; nothing was changed")
         }
+    }
+}
+
+/// The problem of a deletion of an override that the tenant has not set.
+fn not_deleted(req: &HttpRequest<'_>, principal: Principal, namespace: &str, pattern: &str) -> Problem {
+    let (rules, tenant) = (req.shared.rules.load(), &req.shared.tenant(principal.tenant).name);
+    match rules.set().namespace_override_named(tenant, namespace, pattern, req.shared.now_ms()) {
+        None => not_found(namespace, pattern),
+        Some(found) => Problem::bad_request(format!(
+            "identifier: the override {:?} is one of the rules, which only their author can delete",
+            found.name
+        )),
     }
 }
 

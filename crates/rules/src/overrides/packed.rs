@@ -3,7 +3,7 @@
 use crate::rule::KEY_PARTS_MAX;
 
 /// The most bytes in front of an override's key and name.
-pub(crate) const HEAD_BYTES_MAX: usize = 1 + 4 + 4 + 4 + 8 + 1;
+pub(crate) const HEAD_BYTES_MAX: usize = 1 + 4 + 4 + 4 + 8 + 4 + 1;
 /// Bytes in front of each part of a key: without them (`a-b`, `c`) would be (`a`, `b-c`).
 pub(crate) const PART_BYTES: usize = 2;
 const _: () =
@@ -12,17 +12,20 @@ const _: () =
 /// In the first byte, beside the number of parts.
 const HAS_TENANT: u8 = 0x80;
 const HAS_END: u8 = 0x40;
-const PARTS: u8 = 0x3f;
+const HAS_VERSION: u8 = 0x20;
+const PARTS: u8 = 0x1f;
 const _: () = assert!(KEY_PARTS_MAX <= PARTS as usize, "the number of parts has to fit");
 
 /// An override without its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PackedOverride<'r> {
-    pub(crate) rule: u32,
+    /// The position of its rule, or the number of its namespace.
+    pub(crate) target: u32,
     /// Number of the tenant; `None` for every tenant.
     pub(crate) tenant: Option<u32>,
     pub(crate) effect: u32,
     pub(crate) end_ms: Option<u64>,
+    pub(crate) version: Option<u32>,
     pub(crate) name: &'r str,
 }
 
@@ -31,7 +34,7 @@ impl<'r> PackedOverride<'r> {
     pub(crate) fn put<'k>(&self, key: impl Iterator<Item = &'k str>, out: &mut Vec<u8>) {
         let start = out.len();
         out.push(0);
-        out.extend_from_slice(&self.rule.to_le_bytes());
+        out.extend_from_slice(&self.target.to_le_bytes());
         out.extend_from_slice(&self.effect.to_le_bytes());
         let mut flags = 0;
         if let Some(tenant) = self.tenant {
@@ -41,6 +44,10 @@ impl<'r> PackedOverride<'r> {
         if let Some(end_ms) = self.end_ms {
             flags |= HAS_END;
             out.extend_from_slice(&end_ms.to_le_bytes());
+        }
+        if let Some(version) = self.version {
+            flags |= HAS_VERSION;
+            out.extend_from_slice(&version.to_le_bytes());
         }
         for part in key.take(KEY_PARTS_MAX) {
             flags += 1;
@@ -61,9 +68,10 @@ impl<'r> PackedOverride<'r> {
     pub(crate) fn read(rows: &'r [u8], at: u32) -> Option<(Self, impl Iterator<Item = &'r [u8]>)> {
         let rest = &mut rows.get(at as usize..)?;
         let [flags] = take(rest)?;
-        let (rule, effect) = (u32::from_le_bytes(take(rest)?), u32::from_le_bytes(take(rest)?));
+        let (target, effect) = (u32::from_le_bytes(take(rest)?), u32::from_le_bytes(take(rest)?));
         let tenant = if flags & HAS_TENANT == 0 { None } else { Some(u32::from_le_bytes(take(rest)?)) };
         let end_ms = if flags & HAS_END == 0 { None } else { Some(u64::from_le_bytes(take(rest)?)) };
+        let version = if flags & HAS_VERSION == 0 { None } else { Some(u32::from_le_bytes(take(rest)?)) };
         let key = *rest;
         for _ in 0..flags & PARTS {
             take_part(rest)?;
@@ -72,7 +80,7 @@ impl<'r> PackedOverride<'r> {
         let name = str::from_utf8(rest.get(..usize::from(bytes))?).ok()?;
         let mut rest = key;
         let parts = std::iter::from_fn(move || take_part(&mut rest));
-        Some((Self { rule, tenant, effect, end_ms, name }, parts.take(usize::from(flags & PARTS))))
+        Some((Self { target, tenant, effect, end_ms, version, name }, parts.take(usize::from(flags & PARTS))))
     }
 
     /// Whether it has not ended.
@@ -105,23 +113,23 @@ mod tests {
         #[test]
         fn rows_are_read_as_they_were_written(
             rows in prop::collection::vec(
-                (any::<u32>(), any::<Option<u32>>(), any::<Option<u64>>(), ".{0,20}",
+                (any::<u32>(), any::<Option<u32>>(), any::<Option<u64>>(), any::<Option<u32>>(), ".{0,20}",
                     prop::collection::vec(".{0,20}", 0..=KEY_PARTS_MAX)),
                 0..6,
             ),
         ) {
             let mut bytes = Vec::new();
             let mut starts = Vec::new();
-            let row = |(number, tenant, end_ms, name): (u32, _, _, _)| {
-                PackedOverride { rule: number, tenant, effect: !number, end_ms, name }
+            let row = |(number, tenant, end_ms, version, name): (u32, _, _, _, _)| {
+                PackedOverride { target: number, tenant, effect: !number, end_ms, version, name }
             };
-            for (number, tenant, end_ms, name, key) in &rows {
+            for (number, tenant, end_ms, version, name, key) in &rows {
                 starts.push(bytes.len());
-                row((*number, *tenant, *end_ms, name.as_str())).put(key.iter().map(String::as_str), &mut bytes);
+                row((*number, *tenant, *end_ms, *version, name.as_str())).put(key.iter().map(String::as_str), &mut bytes);
             }
-            for ((number, tenant, end_ms, name, key), start) in rows.iter().zip(starts) {
+            for ((number, tenant, end_ms, version, name, key), start) in rows.iter().zip(starts) {
                 let (read, parts) = PackedOverride::read(&bytes, u32::try_from(start).expect("small")).expect("a row");
-                prop_assert_eq!(read, row((*number, *tenant, *end_ms, name.as_str())));
+                prop_assert_eq!(read, row((*number, *tenant, *end_ms, *version, name.as_str())));
                 prop_assert!(parts.eq(key.iter().map(String::as_bytes)));
             }
         }
