@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
-use tidegate_load::{RespConnection, Tally, run_clients, throttle};
+use tidegate_load::{CheckTally, RespConnection, run_clients, throttle};
 
 use super::client::ANSWER_TIME_MAX;
 use super::fleet::{Counts, Fleet};
@@ -199,7 +199,7 @@ fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<LoadFigures>
     let before = fleet.counts()?;
     let started = machine::now();
     let client = |number: usize| ask(servers[number % servers.len()], limits, started + time, number as u64);
-    let mut all = Tally::default();
+    let mut all = CheckTally::default();
     run_clients(CONNECTIONS * servers.len(), client)?.into_iter().for_each(|tally| all.add(tally));
     let seconds = (machine::now() - started).as_secs_f64();
     let counts = fleet.counts()?.since(before);
@@ -207,10 +207,10 @@ fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<LoadFigures>
 }
 
 /// Makes requests over one connection.
-fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<Tally> {
+fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<CheckTally> {
     let mut chance = SmallRng::seed_from_u64(seed);
     let mut connection = RespConnection::open(server, ANSWER_TIME_MAX)?;
-    let mut tally = Tally::default();
+    let mut tally = CheckTally::default();
     while machine::now() < ends {
         let batch: String = (0..PIPELINE).map(|_| command(limits, chance.random_range(0..KEYS))).collect();
         connection.send(&batch)?;
