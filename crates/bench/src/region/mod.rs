@@ -33,7 +33,7 @@ use tidegate_testkit::Redis;
 use self::bars::Bar;
 use self::case::{Case, Class};
 use self::client::Timeline;
-use self::fleet::Fleet;
+use self::fleet::BenchFleet;
 use self::half_load::HalfLoad;
 use self::hedge::Hedge;
 use self::row::{Row, Settings};
@@ -168,9 +168,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn run_cases(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
     let nodes = usize::try_from(args.nodes)?;
     let fleet = if args.apart {
-        Fleet::start_apart(program, nodes)
+        BenchFleet::start_apart(program, nodes)
     } else {
-        Fleet::start_with_timeout(program, nodes, args.origin_timeout.as_deref())
+        BenchFleet::start_with_timeout(program, nodes, args.origin_timeout.as_deref())
     };
     let mut cases = if args.quick { Case::quick() } else { Case::all() };
     cases.retain(|case| case.rule.name().contains(&args.rule));
@@ -229,7 +229,7 @@ fn run_exact(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
     let mut exact = ExactFindings::default();
     let plan = if args.quick { sequence::Plan::QUICK } else { sequence::Plan::WHOLE };
     for servers in plan.fleets {
-        let fleet = Fleet::start_with_rules(program, *servers, &surface::rules_file(plan.limits));
+        let fleet = BenchFleet::start_with_rules(program, *servers, &surface::rules_file(plan.limits));
         exact.sequences.extend(sequence::run(&fleet, plan)?);
         fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
     }
@@ -237,7 +237,7 @@ fn run_exact(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
     let mut plan = if args.quick { half_load::Plan::QUICK } else { half_load::Plan::WHOLE };
     plan.seconds = args.seconds.unwrap_or(plan.seconds);
     for servers in plan.fleets {
-        let fleet = Fleet::start_with_rules(program, *servers, &half_load::rules_file(&plan));
+        let fleet = BenchFleet::start_with_rules(program, *servers, &half_load::rules_file(&plan));
         exact.half_load.extend(half_load::run(&fleet, &plan)?);
         fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
     }
@@ -247,7 +247,7 @@ fn run_exact(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-fn capacity(fleet: &Fleet, timeline: Timeline) -> Result<f64> {
+fn capacity(fleet: &BenchFleet, timeline: Timeline) -> Result<f64> {
     let widest = Case::all().into_iter().map(|case| case.rule).filter(|rule| rule.class == Class::Comfort);
     let rule = widest.max_by_key(|rule| rule.amount).context("there are rules")?;
     let per_second = load::capacity(&fleet.addresses("http"), timeline, &rule.name(), CAPACITY_TIME)?;

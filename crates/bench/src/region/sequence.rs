@@ -9,7 +9,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
 use tidegate_load::{CheckDecision, wait_until};
 
-use super::fleet::Fleet;
+use super::fleet::BenchFleet;
 use super::surface::{Surface, SurfaceClient};
 use crate::machine;
 
@@ -171,7 +171,7 @@ impl Sequence {
 }
 
 /// Runs all sequences of a fleet.
-pub(super) fn run(fleet: &Fleet, plan: Plan) -> Result<Vec<Sequence>> {
+pub(super) fn run(fleet: &BenchFleet, plan: Plan) -> Result<Vec<Sequence>> {
     let mut sequences = Vec::new();
     for surface in Surface::ALL {
         eprintln!("sequences: fleet of {}, {}", fleet.servers().len(), surface.name());
