@@ -34,7 +34,6 @@ pub mod overrides;
 mod packed_override;
 pub mod pattern;
 mod period;
-mod private_files;
 mod problems;
 pub mod rows;
 mod rule;
@@ -63,3 +62,4 @@ pub use set::{
 };
 pub use template::TEMPLATES_MAX;
 pub use tidegate_core::{Class, Regime};
+use tidegate_private_files as private_files;
