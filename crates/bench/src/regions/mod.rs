@@ -23,7 +23,7 @@ use crate::region::bars::Bar;
 use crate::region::report::print_bars;
 use crate::servers;
 
-/// Seconds of each row of `wan`, and with `--quick`. A larger value means fewer requests per second.
+/// Seconds of each row of `wan`, and with `--quick`. Higher: fewer requests per second.
 const ROW_SECONDS: u64 = 120;
 const QUICK_SECONDS: u64 = 2;
 
