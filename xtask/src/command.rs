@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::Failure;
 use crate::stacks;
-use crate::tally::Tally;
+use crate::tally::TestTally;
 
 /// Prefixes of variables that `cargo run` sets about the package of the program it starts. Build
 /// scripts of dependencies watch some of these, so they must not leak into the builds started from
@@ -49,7 +49,7 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
 
 /// Runs `cargo test` in one of its forms, passes its output through and adds its results to
 /// `tally`.
-pub(crate) fn run_tests(command: &mut Command, tally: &mut Tally) -> Result<(), Failure> {
+pub(crate) fn run_tests(command: &mut Command, tally: &mut TestTally) -> Result<(), Failure> {
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| cannot_start(command, &error))?;
     if let Some(output) = child.stdout.take() {
         pass_through(output, &mut std::io::stdout(), tally)
@@ -59,7 +59,7 @@ pub(crate) fn run_tests(command: &mut Command, tally: &mut Tally) -> Result<(), 
     must_succeed(command, status)
 }
 
-fn pass_through(from: impl Read, to: &mut impl Write, tally: &mut Tally) -> std::io::Result<()> {
+fn pass_through(from: impl Read, to: &mut impl Write, tally: &mut TestTally) -> std::io::Result<()> {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
     while from.read_until(b'\n', &mut line)? > 0 {
@@ -157,10 +157,10 @@ mod tests {
         let output = b"\xffnot UTF-8\n\
             test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n\
             no newline at the end";
-        let (mut copy, mut tally) = (Vec::new(), Tally::default());
+        let (mut copy, mut tally) = (Vec::new(), TestTally::default());
         pass_through(&output[..], &mut copy, &mut tally).unwrap();
         assert_eq!(copy, output);
-        assert_eq!(tally, Tally { passed: 2, failed: 0, skipped: 1 });
+        assert_eq!(tally, TestTally { passed: 2, failed: 0, skipped: 1 });
     }
 
     #[test]

@@ -40,14 +40,20 @@ const ROOMS: &[Room] = &[
         never: "needs a server; needs a runtime outside `region`",
     },
     Room {
+        name: "tidegate-private-files",
+        may_use: &[],
+        contains: "files and folders that only their owner may read",
+        never: "knows their content",
+    },
+    Room {
         name: "tidegate-rules",
-        may_use: &["tidegate-core", "tidegate-testkit"],
+        may_use: &["tidegate-core", "tidegate-private-files", "tidegate-testkit"],
         contains: "rules, overrides, rule store, audit",
         never: "decides a request; knows a protocol",
     },
     Room {
         name: "tidegate-record",
-        may_use: &["tidegate-testkit"],
+        may_use: &["tidegate-private-files", "tidegate-testkit"],
         contains: "decision log, Parquet and OTLP export",
         never: "blocks the thread that decides",
     },

@@ -4,18 +4,18 @@ use std::time::{Duration, Instant};
 
 use crate::Failure;
 use crate::metadata::Project;
-use crate::tally::Tally;
+use crate::tally::TestTally;
 
 /// One named part of the gate.
 #[derive(Clone, Copy)]
 pub(crate) struct Step {
     pub(crate) name: &'static str,
-    pub(crate) run: fn(&Project, &mut Tally) -> Result<(), Failure>,
+    pub(crate) run: fn(&Project, &mut TestTally) -> Result<(), Failure>,
 }
 
 /// Runs the steps in order. The last line on standard output is always the tally.
 pub(crate) fn run(steps: &[Step], project: &Project) -> Result<(), Failure> {
-    let mut total = Tally::default();
+    let mut total = TestTally::default();
     let mut ended = Vec::new();
     let mut result = Ok(());
     for step in steps {
@@ -34,8 +34,8 @@ pub(crate) fn run(steps: &[Step], project: &Project) -> Result<(), Failure> {
     result
 }
 
-fn run_step(step: &Step, project: &Project) -> (Tally, Result<(), Failure>) {
-    let mut tally = Tally::default();
+fn run_step(step: &Step, project: &Project) -> (TestTally, Result<(), Failure>) {
+    let mut tally = TestTally::default();
     let result = (step.run)(project, &mut tally);
     if result.is_err() && tally.failed == 0 {
         // The closing line must report a failure even if, for example, a test did not compile.
@@ -103,7 +103,7 @@ mod tests {
     fn a_failed_step_always_counts_as_a_failure() {
         assert_eq!(run_step(&BREAKS, &Project::default()).0.failed, 1);
         assert_eq!(run_step(&COUNTS_FAILURES, &Project::default()).0.failed, 3);
-        assert_eq!(run_step(&PASSES, &Project::default()).0, Tally { passed: 2, failed: 0, skipped: 0 });
+        assert_eq!(run_step(&PASSES, &Project::default()).0, TestTally { passed: 2, failed: 0, skipped: 0 });
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::Failure;
 use crate::command;
 use crate::metadata::Project;
 use crate::steps;
-use crate::tally::Tally;
+use crate::tally::TestTally;
 
 /// One fault: a unique piece of source, its replacement, and the test that must fail.
 struct Mutant {
@@ -91,7 +91,7 @@ const MUTANTS: &[Mutant] = &[
 ];
 
 /// Runs all mutants and prints which were caught.
-pub(crate) fn run(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
+pub(crate) fn run(project: &Project, tally: &mut TestTally) -> Result<(), Failure> {
     let copy = project.target_dir.join("mutants");
     let mut missed = Vec::new();
     for mutant in MUTANTS {

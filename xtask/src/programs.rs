@@ -35,10 +35,10 @@ const PACKAGED: &[DebianProgram] = &[
 /// Python needs this one to make a folder of packages; it is no program.
 const VENV_PACKAGE: &str = "python3-venv";
 
-/// Where servers are that ordinary users have no business with.
+/// Folders of servers that are not on the PATH of ordinary users.
 const SYSTEM_PROGRAMS: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
 
-/// Where Debian keeps the releases of `PostgreSQL`.
+/// The folder in which Debian keeps the releases of `PostgreSQL`.
 const POSTGRES_RELEASES: &str = "/usr/lib/postgresql";
 
 const PYTHON_PACKAGES: &str = include_str!("../tools/python.txt");

@@ -10,7 +10,7 @@ use crate::gate::Step;
 use crate::metadata::Project;
 use crate::mutants;
 use crate::suites;
-use crate::tally::Tally;
+use crate::tally::TestTally;
 use crate::tools;
 use crate::widths;
 
@@ -40,7 +40,7 @@ pub(crate) const LONG: [Step; 4] = [
 ];
 
 /// The origin's script against the pure transition, on a million calls.
-fn equality(tally: &mut Tally) -> Result<(), Failure> {
+fn equality(tally: &mut TestTally) -> Result<(), Failure> {
     let test = [
         "test",
         "--package",
@@ -62,7 +62,7 @@ fn sim(runs: &[&[&str]]) -> Result<(), Failure> {
 }
 
 /// Faults, attacks and cuts that last as long as they are promised for, one at a time.
-fn regions(tally: &mut Tally) -> Result<(), Failure> {
+fn regions(tally: &mut TestTally) -> Result<(), Failure> {
     for test in ["region", "regions"] {
         let package = ["test", "--release", "--package", "tidegate-cli", "--test", test];
         // Promises about time apply to release builds.
@@ -88,20 +88,20 @@ fn clippy() -> Result<(), Failure> {
     Ok(())
 }
 
-fn test(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
+fn test(project: &Project, tally: &mut TestTally) -> Result<(), Failure> {
     // Without all features, cargo silently skips the tests that require one.
     suites::run(&["test", "--workspace", "--all-targets", "--all-features"], project, tally)?;
     must_have_run_tests(tally)
 }
 
-fn doc(tally: &mut Tally) -> Result<(), Failure> {
+fn doc(tally: &mut TestTally) -> Result<(), Failure> {
     let doc_tests = ["test", "--workspace", "--doc", "--all-features", "--no-fail-fast"];
     command::run_tests(command::cargo().args(doc_tests), tally)?;
     let docs = ["doc", "--workspace", "--no-deps", "--all-features"];
     command::run(command::cargo().args(docs).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-fn loom(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
+fn loom(project: &Project, tally: &mut TestTally) -> Result<(), Failure> {
     if project.loom_tests.is_empty() {
         return Err("tidegate-core has no test named loom*: its concurrency would go unchecked".into());
     }
@@ -127,11 +127,11 @@ pub(crate) fn loom_test(project: &Project, folder: &str) -> Command {
 }
 
 /// A mistaken `cfg` empties a test program without a word.
-fn must_have_run_tests(tally: &Tally) -> Result<(), Failure> {
+fn must_have_run_tests(tally: &TestTally) -> Result<(), Failure> {
     if tally.passed > 0 { Ok(()) } else { Err("not a single test ran".into()) }
 }
 
-fn deny(project: &Project, tally: &mut Tally) -> Result<(), Failure> {
+fn deny(project: &Project, tally: &mut TestTally) -> Result<(), Failure> {
     let program = tools::cargo_deny(project).ok_or("cargo-deny is not installed")?;
     let cargo_deny = CargoDeny { program, project };
     let checks = ["check", "--hide-inclusion-graph", "bans", "licenses", "sources"];
@@ -151,7 +151,7 @@ impl CargoDeny<'_> {
         command
     }
 
-    fn check_advisories(&self, tally: &mut Tally) -> Result<(), Failure> {
+    fn check_advisories(&self, tally: &mut TestTally) -> Result<(), Failure> {
         match self.fetch_advisories()? {
             // Offline, because a second attempt to fetch would have no time limit.
             FetchResult::Yes => command::run(self.command().args(["--offline", "check", "advisories"])),
@@ -178,7 +178,7 @@ enum FetchResult {
     No { why: String },
 }
 
-fn skip_advisories(why: &str, required: bool, tally: &mut Tally) -> Result<(), Failure> {
+fn skip_advisories(why: &str, required: bool, tally: &mut TestTally) -> Result<(), Failure> {
     if required {
         return Err(format!(
             "advisories: the database could not be fetched, and {REQUIRE_ADVISORIES} is set: {why}"
@@ -206,9 +206,9 @@ mod tests {
 
     #[test]
     fn missing_advisories_count_as_skipped_unless_required() {
-        let mut tally = Tally::default();
+        let mut tally = TestTally::default();
         assert_eq!(skip_advisories("no network", false, &mut tally), Ok(()));
-        assert_eq!(tally, Tally { passed: 0, failed: 0, skipped: 1 });
+        assert_eq!(tally, TestTally { passed: 0, failed: 0, skipped: 1 });
 
         let failure = skip_advisories("no network", true, &mut tally).unwrap_err();
         assert!(failure.ends_with("no network"), "{failure}");
@@ -217,13 +217,13 @@ mod tests {
 
     #[test]
     fn a_project_without_loom_tests_is_an_error() {
-        let failure = loom(&Project::default(), &mut Tally::default()).unwrap_err();
+        let failure = loom(&Project::default(), &mut TestTally::default()).unwrap_err();
         assert!(failure.contains("no test named loom*"), "{failure}");
     }
 
     #[test]
     fn a_test_run_without_a_test_is_an_error() {
-        assert!(must_have_run_tests(&Tally { passed: 0, failed: 0, skipped: 4 }).is_err());
-        assert!(must_have_run_tests(&Tally { passed: 1, failed: 0, skipped: 0 }).is_ok());
+        assert!(must_have_run_tests(&TestTally { passed: 0, failed: 0, skipped: 4 }).is_err());
+        assert!(must_have_run_tests(&TestTally { passed: 1, failed: 0, skipped: 0 }).is_ok());
     }
 }

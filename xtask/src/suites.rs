@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::command::{self, TimedExit};
 use crate::gate::timed;
 use crate::metadata::Project;
-use crate::tally::Tally;
+use crate::tally::TestTally;
 
 /// How many programs run at once. More: less waiting; tests with deadlines get less of the machine
 /// each.
@@ -42,7 +42,7 @@ struct Suite {
 
 /// Builds with `cargo test` in one of its forms, runs all that it would, and adds the results to
 /// `tally`. Every failing program is named.
-pub(crate) fn run(form: &[&str], project: &Project, tally: &mut Tally) -> Result<(), Failure> {
+pub(crate) fn run(form: &[&str], project: &Project, tally: &mut TestTally) -> Result<(), Failure> {
     let mut build = command::cargo();
     build.args(form).args(["--no-run", "--message-format=json-render-diagnostics"]);
     let mut suites = parse(&String::from_utf8_lossy(&command::capture(&mut build)?))?;
@@ -115,7 +115,7 @@ fn report(
     suite: &Suite,
     taken: Duration,
     output: Result<ProgramOutput, Failure>,
-    results: &Mutex<(&mut Tally, Vec<String>)>,
+    results: &Mutex<(&mut TestTally, Vec<String>)>,
 ) {
     let Ok(mut results) = results.lock() else { return };
     let output =
@@ -205,13 +205,13 @@ mod tests {
             program(&folder, "exit 101"),
             no_such,
         ];
-        let mut tally = Tally::default();
+        let mut tally = TestTally::default();
         let results = Mutex::new((&mut tally, Vec::new()));
         for suite in &suites {
             report(suite, Duration::ZERO, run_suite(suite, &folder, TIME_LIMIT), &results);
         }
         assert_eq!(results.into_inner().unwrap().1, [&suites[1].name[..], "none"]);
-        assert_eq!(tally, Tally { passed: 2, failed: 0, skipped: 1 });
+        assert_eq!(tally, TestTally { passed: 2, failed: 0, skipped: 1 });
         std::fs::remove_dir_all(folder).unwrap();
     }
 

@@ -4,13 +4,13 @@ use std::fmt;
 
 /// How many tests and checks ended in which way.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct TestTally {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
     pub(crate) skipped: u64,
 }
 
-impl Tally {
+impl TestTally {
     /// Counts a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`, and ignores other
     /// lines.
     pub(crate) fn count_line(&mut self, line: &str) {
@@ -30,7 +30,7 @@ impl Tally {
     }
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for TestTally {
     fn add_assign(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -38,7 +38,7 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for TestTally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
     }
@@ -48,8 +48,8 @@ impl fmt::Display for Tally {
 mod tests {
     use super::*;
 
-    fn tally_of(lines: &[&str]) -> Tally {
-        let mut tally = Tally::default();
+    fn tally_of(lines: &[&str]) -> TestTally {
+        let mut tally = TestTally::default();
         for line in lines {
             tally.count_line(line);
         }
@@ -64,7 +64,7 @@ mod tests {
             "test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in \
              1.50s\r\n",
         ]);
-        assert_eq!(tally, Tally { passed: 13, failed: 2, skipped: 1 });
+        assert_eq!(tally, TestTally { passed: 13, failed: 2, skipped: 1 });
         assert_eq!(tally.to_string(), "13 passed, 2 failed, 1 skipped");
     }
 
@@ -78,6 +78,6 @@ mod tests {
             "the test result: ok. 3 passed; 0 failed",
             "warning: 4 passed; 1 failed",
         ]);
-        assert_eq!(tally, Tally::default());
+        assert_eq!(tally, TestTally::default());
     }
 }

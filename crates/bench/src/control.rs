@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use tidegate_load::{HttpConnection, check_body};
-use tidegate_rules::change::{ChangeNeeds, Operation, Proposal};
+use tidegate_rules::change::{Operation, Proposal};
 use tidegate_rules::rows::RowKind;
 use tidegate_rules::store::{Attribution, Store};
 use tidegate_testkit::{Postgres, Server, tidegate};
@@ -28,14 +28,14 @@ const REPLY_TIME_MAX: Duration = Duration::from_mins(10);
 /// Rules that one change of the beginning puts.
 const RULES_AT_ONCE: usize = 5_000;
 
+/// Servers that follow the store.
+const NODES: u64 = 5;
+
+/// Changes, and as many emergencies.
+const CHANGES: u64 = 200;
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Servers that follow the store.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=16))]
-    nodes: u64,
-    /// Changes, and as many emergencies.
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    changes: u64,
     /// Rules that the store holds.
     #[arg(long, value_name = "N", default_value_t = 1_000,
         value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
@@ -93,7 +93,7 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
     let store = Store::open(&postgres.url("postgres").parse()?).await?;
     let folder = tempfile::tempdir()?;
     let mut revision = fill(&store, args.rules).await?;
-    let servers: Result<Vec<Server>> = (0..args.nodes)
+    let servers: Result<Vec<Server>> = (0..NODES)
         .map(|node| start(program, &postgres.url("postgres"), &folder.path().join(node.to_string())))
         .collect();
     let servers = servers?;
@@ -107,12 +107,12 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
         until_all_hold(&addresses, version, started)
     };
     let mut changes = Vec::new();
-    for number in 1..=args.changes {
+    for number in 1..=CHANGES {
         revision += 1;
         changes.push(apply("/v1/rules/apply", &change(1_000_000 + number), &format!("r{revision}e0"))?);
     }
     let mut emergencies = Vec::new();
-    for number in 1..=args.changes {
+    for number in 1..=CHANGES {
         let version = format!("r{revision}e{number}");
         emergencies.push(apply("/v1/emergencies", &emergency(number), &version)?);
     }
@@ -122,7 +122,7 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
         bar("a change, p99", CHANGE_P99_BAR, changes.p99_ms),
         bar("an emergency, max", EMERGENCY_BAR, emergencies.max_ms),
     ];
-    Ok(Report { nodes: args.nodes, rules: args.rules, changes, emergencies, bars })
+    Ok(Report { nodes: NODES, rules: args.rules, changes, emergencies, bars })
 }
 
 fn start(program: &Path, url: &str, folder: &Path) -> Result<Server> {
@@ -163,15 +163,7 @@ async fn fill(store: &Store, rules: u64) -> Result<u64> {
 
 async fn apply(store: &Store, operations: Vec<Operation>) -> Result<u64> {
     let base_revision = store.revisions().await?.revision;
-    let reason = "a measurement".to_owned();
-    let proposal = Proposal {
-        base_revision,
-        reason,
-        operations,
-        effect: None,
-        needs: ChangeNeeds::Nothing,
-        undoes: vec![],
-    };
+    let proposal = Proposal::new(base_revision, "a measurement", operations);
     let change = store.apply_new(&proposal, false, by()).await?;
     change.revision.context("it was applied")
 }

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::contenders::{self, Entry, Variant};
-use crate::trial::{self, Findings, Outcome};
+use crate::trial::{self, Findings, TrialResult};
 use crate::workload::{Case, Workload};
 use crate::{machine, pieces, table};
 
@@ -67,15 +67,15 @@ fn run_case(case: Case, full: bool) -> Result<Vec<Finisher>> {
     let mut finishers = Vec::new();
     for entry in contenders::ALL {
         let outcome = match refusal(entry, &workload, full)? {
-            Some(reason) => Outcome::LeftOut { reason },
+            Some(reason) => TrialResult::LeftOut { reason },
             None => start_trial(case, entry, full)?,
         };
         match outcome {
-            Outcome::Ran(findings) => {
+            TrialResult::Ran(findings) => {
                 let variants = entry.variants.iter().zip(findings);
                 finishers.extend(variants.map(|(variant, findings)| Finisher { variant, findings }));
             }
-            Outcome::LeftOut { reason } => {
+            TrialResult::LeftOut { reason } => {
                 eprintln!("excluded: {} at {} keys: {reason}", entry.contender(), workload.keys_short());
             }
         }
@@ -101,14 +101,14 @@ fn gigabytes(bytes: u64) -> f64 {
 }
 
 /// Runs one trial in a new process of this program, and returns its outcome.
-fn start_trial(case: Case, entry: &Entry, full: bool) -> Result<Outcome> {
+fn start_trial(case: Case, entry: &Entry, full: bool) -> Result<TrialResult> {
     let name = case.workload().case;
     eprintln!("{name}: {}", entry.contender());
     let mut command = Command::new(env::current_exe().context("the path of this program")?);
     command.args(["trial", "--case", name, "--who", entry.contender()]).args(full.then_some("--full"));
     let output = command.stderr(Stdio::inherit()).output().context("starting a trial")?;
     if !output.status.success() {
-        return Ok(Outcome::LeftOut { reason: format!("its process ended with {}", output.status) });
+        return Ok(TrialResult::LeftOut { reason: format!("its process ended with {}", output.status) });
     }
     serde_json::from_slice(&output.stdout).with_context(|| format!("the outcome of {}", entry.contender()))
 }

@@ -65,7 +65,7 @@ enum Command {
     Rules(rules::Args),
     /// The cost of the decision log, and the denials per second that it takes.
     Record(record::Args),
-    /// One contender in one case; `local` starts itself anew with this for each of them.
+    /// One contender in one case; `local` starts a process with this command for each of them.
     #[command(hide = true)]
     Trial(trial::Args),
 }

@@ -130,7 +130,7 @@ struct Flood {
 enum Length {
     /// Three short dimensions.
     Short,
-    /// As many bytes of dimensions as a record keeps.
+    /// Dimensions of the largest size that a record keeps.
     Long,
 }
 
@@ -326,7 +326,7 @@ struct RunPlan {
     logged: LogMode,
 }
 
-/// Which decisions are offered to the log.
+/// The decisions that are offered to the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LogMode {
     Always,

@@ -24,7 +24,7 @@ pub(crate) struct Args {
 
 /// The outcome of a trial, as its process reports it to its parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Outcome {
+pub(crate) enum TrialResult {
     /// Per variant.
     Ran(Vec<Findings>),
     LeftOut {
@@ -52,14 +52,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn attempt(entry: &Entry, workload: &Workload, full: bool) -> Result<Outcome> {
+fn attempt(entry: &Entry, workload: &Workload, full: bool) -> Result<TrialResult> {
     let resident_before = machine::resident_bytes()?;
     // Leaked: the process ends soon, and freeing millions of keys would only delay the next trial.
     let variants: &[Box<dyn Contender>] = (entry.make)(workload)?.leak();
     if entry.key_cost.is_some() {
         let filled = fill_all(entry, variants, workload, full)?;
         if filled.keys < workload.keys {
-            return Ok(Outcome::LeftOut { reason: too_slow(filled.estimate(workload.keys).as_secs()) });
+            return Ok(TrialResult::LeftOut { reason: too_slow(filled.estimate(workload.keys).as_secs()) });
         }
     }
     let grown = machine::resident_bytes()?.saturating_sub(resident_before);
@@ -74,7 +74,7 @@ fn attempt(entry: &Entry, workload: &Workload, full: bool) -> Result<Outcome> {
         let measurements = (1..=THREADS_MAX).map(run).collect::<Result<_>>()?;
         Ok(Findings { bytes_per_key, huge_page_bytes, measurements })
     });
-    Ok(Outcome::Ran(findings.collect::<Result<_>>()?))
+    Ok(TrialResult::Ran(findings.collect::<Result<_>>()?))
 }
 
 fn fill_all(

@@ -111,8 +111,8 @@ fn denials_of_every_surface_are_explained() {
     assert_eq!((&denied["source"], &denied["region"]), (&"local".into(), &"".into()));
     assert_eq!(denied["dimensions"], serde_json::json!({ "user": "42", "ip": "192.0.2.2" }));
     assert!(denied["set_version"].as_str().is_some_and(|version| !version.is_empty()));
-    // The first passed and was not drawn, the second passed though a shadow rule minded, the third
-    // was denied.
+    // The first passed and was not sampled. A rule in shadow mode would have denied the second. The
+    // third was denied.
     let verdicts: Vec<_> = found.iter().map(|record| record["verdict"].as_str().expect("text")).collect();
     assert_eq!(verdicts, ["denied", "shadow_denied"]);
     assert_eq!((&found[1]["rule"], &found[1]["key"]), (&"maybe".into(), &"ip:192.0.2.2".into()));

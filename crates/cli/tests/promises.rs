@@ -121,7 +121,7 @@ fn server_and_rule_file_give_the_same_bounds() {
     }
     assert!(answer["rules"][0]["bound"].as_u64() > Some(0), "{answer}");
 
-    // As many as replicators speak to, and the own one.
+    // A region has up to 15 peers.
     let (status, problem) = ask(&server, "/v1/bounds?regions=17");
     assert_eq!((status, &problem["detail"]), (400, &"regions: \"17\" is not a number from 1 to 16".into()));
     for command in [&["bound", "--rules", &file][..], &["plan", "--requests-per-second", "1", "--keys", "1"]]

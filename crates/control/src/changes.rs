@@ -92,8 +92,8 @@ impl<N: Node> Control<N> {
     ) -> Result<PlanResult, PlanError> {
         let planned = self.evaluate(rule_rows, operations, approved).await?;
         let effect = self.fit_to_approvers(planned.effect, rule_rows, author).await?;
-        let effect = match consent::question(kind, rule_rows, operations) {
-            Some(question) => effect.confirmed_for(&question),
+        let effect = match consent::confirmation(kind, rule_rows, operations) {
+            Some(confirmation) => effect.confirmed_for(&confirmation),
             None => effect,
         };
         Ok(PlanResult { effect, ..planned })
@@ -152,10 +152,11 @@ impl<N: Node> Control<N> {
         }
         let proposal = Proposal { effect: Some(written(effect)?), needs, ..proposal };
         if needs == ChangeNeeds::Approver {
-            let change = self.store.propose(&proposal, self.act(by)).await?;
+            let change = self.store.propose(&proposal, self.attribution(by)).await?;
             return Ok(ChangeOutcome::Waiting(change));
         }
-        let applied = self.store.apply_new(&proposal, checked(rule_rows, confirmed), self.act(by)).await?;
+        let applied =
+            self.store.apply_new(&proposal, checked(rule_rows, confirmed), self.attribution(by)).await?;
         Ok(ChangeOutcome::Applied(applied))
     }
 
@@ -171,15 +172,15 @@ impl<N: Node> Control<N> {
     ) -> Result<ChangeOutcome, ChangeError> {
         let id = stored.change.id;
         if effect.is_beyond {
-            let change = self.store.wait_again(id, &written(effect)?, self.act(by)).await?;
+            let change = self.store.wait_again(id, &written(effect)?, self.attribution(by)).await?;
             return Ok(ChangeOutcome::Waiting(change));
         }
-        let applied = self.store.apply(id, checked(rule_rows, confirmed), self.act(by)).await?;
+        let applied = self.store.apply(id, checked(rule_rows, confirmed), self.attribution(by)).await?;
         Ok(ChangeOutcome::Applied(applied))
     }
 
     /// Returns the actor and the time of an action, for the audit.
-    pub fn act<'a>(&self, by: &'a str) -> Attribution<'a> {
+    pub fn attribution<'a>(&self, by: &'a str) -> Attribution<'a> {
         Attribution { by, now_ms: self.now_ms() }
     }
 
@@ -199,4 +200,122 @@ fn checked(rule_rows: &RuleRows, confirmed: bool) -> ApplyConditions {
 /// Serializes an effect for the store.
 fn written(effect: &ChangeEffect) -> Result<String, ChangeError> {
     serde_json::to_string(effect).map_err(ChangeError::Effect)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_rules::rows::RowKind;
+    use tidegate_rules::store::Credential;
+
+    use super::*;
+    use crate::tests::{Fixture, per_user, put};
+
+    /// A node with a rule in force and without a log, so that half the limit needs an approval.
+    async fn fixture() -> Fixture {
+        let fixture = Fixture::new().await;
+        fixture.put("per_user", &per_user(100)).await;
+        fixture
+    }
+
+    fn halved() -> Vec<Operation> {
+        vec![put(RowKind::Rule, "per_user", &per_user(50))]
+    }
+
+    async fn effect(fixture: &Fixture, operations: &[Operation]) -> ChangeEffect {
+        let rule_rows = fixture.control.current().await.expect("rows");
+        let plan = fixture.control.plan(&rule_rows, (ChangeKind::Edit, operations), "ada").await;
+        plan.expect("a plan").effect
+    }
+
+    /// The consent that halving the limit needs, and the last part of its reason.
+    async fn consent(fixture: &Fixture) -> (ChangeNeeds, String) {
+        let effect = effect(fixture, &halved()).await;
+        (effect.needs, effect.because.rsplit("; ").next().unwrap_or_default().to_owned())
+    }
+
+    #[tokio::test]
+    async fn approval_becomes_a_confirmation_if_no_other_person_could_give_it() {
+        let fixture = fixture().await;
+        let confirmation = |why: &str| (ChangeNeeds::Confirmation, why.to_owned());
+        assert_eq!(consent(&fixture).await, confirmation("without tokens there is no second approver"));
+        fixture.node.set_approvers(&["ada"]);
+        assert_eq!(consent(&fixture).await, confirmation("no other credential may approve"));
+        fixture.node.set_approvers(&["ada", "bob"]);
+        let approval = "the change leaves half of rule \"per_user\", or less".to_owned();
+        assert_eq!(consent(&fixture).await, (ChangeNeeds::Approver, approval.clone()));
+        let of_bob = Credential {
+            hash: "0".repeat(64),
+            name: "bob".to_owned(),
+            tenant: String::new(),
+            role: "admin".to_owned(),
+            created_ms: 1,
+            expires_ms: None,
+        };
+        fixture.store.put_credential(&of_bob, fixture.by()).await.expect("put");
+        assert_eq!(consent(&fixture).await, confirmation("no other credential may approve"), "ada made it");
+        fixture.node.set_approvers(&["ada", "bob", "carol"]);
+        assert_eq!(consent(&fixture).await, (ChangeNeeds::Approver, approval));
+    }
+
+    #[tokio::test]
+    async fn first_change_of_a_new_store_needs_no_approval() {
+        let (known, new) = (fixture().await, Fixture::new().await);
+        for fixture in [&known, &new] {
+            fixture.node.set_approvers(&["ada", "bob"]);
+        }
+        let fit = async |fixture: &Fixture| {
+            let effect = effect(&known, &halved()).await;
+            fixture.control.fit_to_approvers(effect, &RuleRows::default(), "ada").await.expect("names")
+        };
+        let first = fit(&new).await;
+        assert_eq!(first.needs, ChangeNeeds::Confirmation);
+        assert!(first.because.ends_with("; the store is new"), "{}", first.because);
+        let later = fit(&known).await;
+        assert_eq!(later.needs, ChangeNeeds::Approver, "an empty store in place of a lost one is not new");
+    }
+
+    #[tokio::test]
+    async fn change_is_made_after_the_consent_that_it_needs() {
+        let fixture = fixture().await;
+        let rule_rows = fixture.control.current().await.expect("rows");
+        let proposal = || Proposal::new(rule_rows.revision, "a test", halved());
+        let confirmable = effect(&fixture, &halved()).await;
+        let refused = fixture.control.make(&rule_rows, proposal(), &confirmable, false, "ada").await;
+        let Err(ChangeError::Unconfirmed(because)) = refused else { panic!("{refused:?}") };
+        assert_eq!(because, confirmable.because);
+        fixture.node.set_approvers(&["ada", "bob"]);
+        let approvable = effect(&fixture, &halved()).await;
+        let waiting = fixture.control.make(&rule_rows, proposal(), &approvable, true, "ada").await;
+        let Ok(ChangeOutcome::Waiting(waiting)) = waiting else { panic!("{waiting:?}") };
+        assert_eq!((waiting.needs, waiting.state), (ChangeNeeds::Approver, ChangeState::Waiting));
+        let made = fixture.control.make(&rule_rows, proposal(), &confirmable, true, "ada").await;
+        assert!(matches!(made, Ok(ChangeOutcome::Applied(_))), "{made:?}");
+    }
+
+    #[tokio::test]
+    async fn approved_change_that_now_denies_more_waits_for_another_approval() {
+        let fixture = fixture().await;
+        fixture.node.set_approvers(&["ada", "bob"]);
+        let control = &fixture.control;
+        let rule_rows = control.current().await.expect("rows");
+        let proposal = Proposal::new(rule_rows.revision, "a test", halved());
+        let approvable = effect(&fixture, &halved()).await;
+        let made = control.make(&rule_rows, proposal, &approvable, false, "ada").await;
+        let Ok(ChangeOutcome::Waiting(Change { id, .. })) = made else { panic!("{made:?}") };
+        fixture.store.approve(id, control.attribution("bob")).await.expect("approved");
+        let stored = control.stored_change(id).await.expect("stored");
+        let same = control.plan_stored(&rule_rows, &stored).await.expect("a plan").effect;
+        assert!(!same.is_beyond);
+        // The same limit is now a twentieth, not a half.
+        fixture.put("per_user", &per_user(1_000)).await;
+        let rule_rows = control.current().await.expect("rows");
+        let effect = control.plan_stored(&rule_rows, &stored).await.expect("a plan").effect;
+        assert!(effect.is_beyond);
+        let waits = control.apply_stored(&rule_rows, &stored, &effect, true, "ada").await;
+        let Ok(ChangeOutcome::Waiting(change)) = waits else { panic!("{waits:?}") };
+        assert_eq!((change.state, change.approval), (ChangeState::Waiting, None));
+        fixture.node.set_approvers(&["ada"]);
+        let alone = control.plan_stored(&rule_rows, &stored).await.expect("a plan").effect;
+        assert_eq!((alone.needs, alone.is_beyond), (ChangeNeeds::Confirmation, false));
+    }
 }

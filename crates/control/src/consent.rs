@@ -4,7 +4,7 @@ use serde_json::Value;
 use tidegate_rules::change::{Operation, kind_name};
 use tidegate_rules::rows::{RowKind, RuleRows};
 
-/// How many rows a question names.
+/// How many rows a confirmation names.
 const NAMES_MAX: usize = 20;
 
 /// Origin of the operations of a change.
@@ -16,9 +16,13 @@ pub enum ChangeKind {
     Rollback,
 }
 
-/// Returns the question to the author of a change that deletes rules, or of a rollback: the rows
-/// that it removes, changes and restores. `None` if the change needs no such confirmation.
-pub(super) fn question(kind: ChangeKind, rule_rows: &RuleRows, operations: &[Operation]) -> Option<String> {
+/// Returns what the author of a change that deletes rules, or of a rollback, must confirm: the rows
+/// that it removes, changes and restores. `None` for other changes.
+pub(super) fn confirmation(
+    kind: ChangeKind,
+    rule_rows: &RuleRows,
+    operations: &[Operation],
+) -> Option<String> {
     let (mut removed, mut changed, mut restored) = (Vec::new(), Vec::new(), Vec::new());
     let mut deletes_rule = false;
     for operation in operations {
@@ -79,8 +83,8 @@ mod tests {
         RuleRows { revision: 1, rows: ["a", "b"].map(row).into(), ..RuleRows::default() }
     }
 
-    fn asked(kind: ChangeKind, operations: &[Operation]) -> Option<String> {
-        question(kind, &rule_rows(), operations)
+    fn confirmed(kind: ChangeKind, operations: &[Operation]) -> Option<String> {
+        confirmation(kind, &rule_rows(), operations)
     }
 
     fn put(name: &str, body: &str) -> Operation {
@@ -92,14 +96,14 @@ mod tests {
     }
 
     #[test]
-    fn a_deletion_of_rules_is_asked_about() {
+    fn a_deletion_of_rules_must_be_confirmed() {
         let edited = put("b", "{}");
-        assert_eq!(asked(ChangeKind::Edit, std::slice::from_ref(&edited)), None);
-        assert_eq!(asked(ChangeKind::Edit, &[delete(RowKind::Override, "vip")]), None);
-        let words = asked(ChangeKind::Edit, &[edited, delete(RowKind::Rule, "a")]);
+        assert_eq!(confirmed(ChangeKind::Edit, std::slice::from_ref(&edited)), None);
+        assert_eq!(confirmed(ChangeKind::Edit, &[delete(RowKind::Override, "vip")]), None);
+        let words = confirmed(ChangeKind::Edit, &[edited, delete(RowKind::Rule, "a")]);
         assert_eq!(words.as_deref(), Some("the change removes rule \"a\""));
         let many: Vec<_> = (0..25).map(|at| delete(RowKind::Rule, &format!("r{at}"))).collect();
-        let words = asked(ChangeKind::Edit, &many).expect("it asks");
+        let words = confirmed(ChangeKind::Edit, &many).expect("a confirmation");
         assert!(words.ends_with("rule \"r19\", and 5 more"), "{words}");
     }
 
@@ -108,10 +112,10 @@ mod tests {
         let same = put("b", r#"{ "period": "1h", "limit": 1 }"#);
         let back = [delete(RowKind::Rule, "a"), put("b", "{}"), put("c", "{}")];
         assert_eq!(
-            asked(ChangeKind::Rollback, &back).as_deref(),
+            confirmed(ChangeKind::Rollback, &back).as_deref(),
             Some("the rollback removes rule \"a\" and changes rule \"b\" and restores rule \"c\"")
         );
-        let words = asked(ChangeKind::Rollback, &[same, put("c", "{}")]);
+        let words = confirmed(ChangeKind::Rollback, &[same, put("c", "{}")]);
         assert_eq!(words.as_deref(), Some("the rollback restores rule \"c\""));
     }
 }

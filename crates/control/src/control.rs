@@ -361,7 +361,7 @@ pub(crate) async fn let_go<T: ?Sized + Send + Sync + 'static>(replaced: Arc<T>) 
             break;
         }
     }
-    // A runtime that ends lets go of it too.
+    // If the runtime ends, it drops the data too.
     let _ = tokio::task::spawn_blocking(move || drop(replaced)).await;
 }
 

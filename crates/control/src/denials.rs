@@ -10,7 +10,7 @@ use crate::watch::{UnwatchedReason, WatchForecast};
 
 /// Interval between two looks at the denials. Shorter: a mistake is rolled back earlier; all rules
 /// are scanned more often.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
+pub const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a change is watched, and how long before it is compared with.
 pub(super) const WATCHED_MS: u64 = 5 * 60 * 1_000;
@@ -52,7 +52,7 @@ const CHANGES_MAX: usize = 1_000;
 /// Recent denials of the rules, and the watched changes.
 #[derive(Debug, Default)]
 pub(super) struct Denials {
-    /// Of the last minutes, the latest first; the first of them is not over.
+    /// Counts of the last minutes, the latest first. The first minute is not over.
     minutes: VecDeque<Minute>,
     /// Looks in the minute that is not over.
     looks: usize,
@@ -97,7 +97,7 @@ struct PausedCounts {
 struct WatchedChange {
     change: u64,
     applied_ms: u64,
-    /// At which revision the rules would have made no sense without it.
+    /// The revision at which the rules do not compile without the change.
     refused_at: Option<u64>,
     /// Whether the failed rollback is logged already.
     is_told: bool,
@@ -139,14 +139,14 @@ impl Denials {
     }
 
     fn note(&mut self, rule: &str, did: RuleTally) {
-        let RuleTally { denied, shadow_denied, asked, is_used: _ } = did;
+        let RuleTally { denied, shadow_denied, requests, is_used: _ } = did;
         let aside = self.aside.as_mut().map(|aside| (&mut aside.minute, aside.looks));
         if let Some((minute, first_look)) = aside.or(self.minutes.front_mut().zip(Some(self.looks))) {
             minute.add(rule, MinuteCount { denied: denied + shadow_denied, first_look });
         }
         for touched in self.watched.iter_mut().filter_map(|watched| watched.rules.get_mut(rule)) {
             if let Some(look) = touched.looks.front_mut() {
-                *look = (look.0 + denied, look.1 + asked);
+                *look = (look.0 + denied, look.1 + requests);
             }
         }
     }
@@ -167,7 +167,7 @@ impl Denials {
         jumps
     }
 
-    /// So many looks are over, less than a minute of them.
+    /// Moves on by this many looks, less than a minute of them.
     fn pass(&mut self, looks: usize) {
         self.looks += looks;
         if self.looks >= LOOKS_PER_MINUTE {
@@ -286,7 +286,7 @@ impl Denials {
         self.watched.iter().any(|watched| watched.change == change)
     }
 
-    /// Whether a change could not be undone at a revision: then it is not tried again.
+    /// Whether a change could not be undone at a revision: then there is no retry at that revision.
     pub(super) fn is_refused(&self, change: u64, revision: u64) -> bool {
         self.watched.iter().any(|watched| watched.change == change && watched.refused_at == Some(revision))
     }
@@ -309,7 +309,7 @@ impl Denials {
         all.filter(|touched| touched.looks.is_empty()).for_each(|touched| touched.looks.push_front((0, 0)));
     }
 
-    /// Has the requests of the rules counted that are watched, and of no others.
+    /// Counts the requests of the watched rules, and of no others.
     pub(super) fn mark(&self, rules: &impl NodeRules) {
         let names: HashSet<&str> =
             self.watched.iter().flat_map(|watched| watched.rules.keys()).map(|name| &**name).collect();
@@ -394,16 +394,17 @@ impl Minute {
 }
 
 impl WatchedChange {
-    /// The rule that denies most of those that jump, if any do, but for those of a later change.
+    /// Returns the rule with the most denials among the rules that jump, without rules of a later
+    /// change.
     fn jump(&self, later: &HashSet<&str>) -> Option<DenialJump> {
         let own = self.rules.iter().filter(|(rule, _)| !later.contains(&***rule));
         let jumps = own.filter_map(|(rule, touched)| {
             let WatchedRule { before_per_minute, approved, looks } = touched;
-            let (denied, asked) = looks.iter().fold((0, 0), |sum, look| (sum.0 + look.0, sum.1 + look.1));
+            let (denied, requests) = looks.iter().fold((0, 0), |sum, look| (sum.0 + look.0, sum.1 + look.1));
             let is_jump = denied >= DENIALS_MIN
-                && denied.saturating_mul(100) >= asked.saturating_mul(DENIED_PERCENT_MIN)
+                && denied.saturating_mul(100) >= requests.saturating_mul(DENIED_PERCENT_MIN)
                 && as_float(denied) > f64::from(JUMP) * before_per_minute
-                && as_float(denied) > APPROVED_TIMES * approved * as_float(asked);
+                && as_float(denied) > APPROVED_TIMES * approved * as_float(requests);
             let (change, rule, before_per_minute) = (self.change, rule.to_string(), *before_per_minute);
             is_jump.then_some(DenialJump { change, rule, before_per_minute, denied })
         });
@@ -424,19 +425,19 @@ mod tests {
     const NOW_MS: u64 = 1_000_000;
 
     /// Notes the same counts in `count` looks, and returns the jumps of the last.
-    fn looks(denials: &mut Denials, count: usize, (denied, asked): (u64, u64)) -> Vec<DenialJump> {
+    fn looks(denials: &mut Denials, count: usize, (denied, requests): (u64, u64)) -> Vec<DenialJump> {
         let mut jumps = Vec::new();
         for _ in 0..count {
             denials.take_from(&TestRules::default());
-            denials.note("a", tally(denied, asked));
+            denials.note("a", tally(denied, requests));
             jumps = denials.look(NOW_MS);
         }
         jumps
     }
 
     /// Watches a change and counts the requests of its rules from now on.
-    fn tally(denied: u64, asked: u64) -> RuleTally {
-        RuleTally { denied, asked, is_used: true, ..RuleTally::default() }
+    fn tally(denied: u64, requests: u64) -> RuleTally {
+        RuleTally { denied, requests, is_used: true, ..RuleTally::default() }
     }
 
     /// Denials with a minute of requests for each rule, none of them denied.

@@ -28,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// A rule store, and how it is followed.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// Where it is. Shown without its password.
+    /// Address of the store, shown without its password.
     pub address: Address,
     /// The dimension that places rules, as the field of this name in a rules file.
     pub placement: Option<String>,
@@ -53,8 +53,9 @@ pub struct StoreFollower<N: Node> {
 }
 
 impl<N: Node> StoreFollower<N> {
-    /// Puts the rules of the store in force; if they cannot be had, those of the last good
-    /// snapshot. Returns an error if there is neither, each problem in a line of its own.
+    /// Puts the rules of the store in force. If the store does not reply or its rules do not
+    /// compile, the last good snapshot applies. Returns an error if there is none, each problem in
+    /// a line of its own.
     pub async fn start(config: &StoreConfig, node: &Arc<N>) -> Result<Self, String> {
         let (config, node) = (config.clone(), Arc::clone(node));
         let (control, problem) = match Store::open(&config.address).await {

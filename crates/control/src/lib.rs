@@ -35,6 +35,7 @@ pub use bucket::Bucket;
 pub use changes::{ChangeError, ChangeOutcome, StoredChange};
 pub use consent::ChangeKind;
 pub use control::Control;
+pub use denials::LOOK_EVERY;
 pub use follow::{StoreConfig, StoreFollower};
 pub use guardrail::ChangeEffect;
 pub use log_replay::LogReplay;

@@ -11,9 +11,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// one, but not for queries.
 const REPLAYS_MAX: usize = 1;
 
-/// The permit to replay.
-pub(crate) type ReplayPermit = OwnedSemaphorePermit;
-
 /// The decision log of a node, for replays.
 #[derive(Debug)]
 pub struct LogReplay {
@@ -32,60 +29,54 @@ impl LogReplay {
         self.sample_rate
     }
 
-    /// Passes the records of a time span to `take` in order until it has enough, and returns the
-    /// result of `finish`. If there are more than `records`, only the latest are replayed.
-    pub async fn replay<T: Send + 'static, R: Send + 'static>(
+    /// Passes records to `take` as [`ReplayTurn::replay`] does, on a blocking thread, and returns
+    /// the state that they changed.
+    pub async fn replay<T: Send + 'static>(
         &self,
         window_ms: (u64, u64),
         records: u64,
-        to: T,
+        mut state: T,
         take: fn(&mut T, &DecisionRecord) -> bool,
-        finish: fn(T) -> R,
-    ) -> Result<R, LogError> {
-        let (permit, folder) = (self.turn().await?, self.folder.clone());
+    ) -> Result<T, LogError> {
+        let turn = self.turn().await?;
         let replayed = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            replay(&folder, window_ms, records, to, take, finish)
+            turn.replay(window_ms, records, |record| take(&mut state, record))?;
+            Ok(state)
         });
         replayed.await.map_err(ended).flatten()
     }
 
     /// Waits until no other replay runs.
-    pub(crate) async fn turn(&self) -> Result<ReplayPermit, LogError> {
-        Arc::clone(&self.permits).acquire_owned().await.map_err(ended)
-    }
-
-    /// Runs `replay` on the current thread. The caller holds the permit, and its thread may block.
-    pub(crate) fn replay_here<T, R>(
-        &self,
-        _turn: ReplayPermit,
-        window_ms: (u64, u64),
-        records: u64,
-        to: T,
-        take: fn(&mut T, &DecisionRecord) -> bool,
-        finish: fn(T) -> R,
-    ) -> Result<R, LogError> {
-        replay(&self.folder, window_ms, records, to, take, finish)
+    pub(crate) async fn turn(&self) -> Result<ReplayTurn, LogError> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(ended)?;
+        Ok(ReplayTurn { folder: self.folder.clone(), _permit: permit })
     }
 }
 
-/// Replays the log in a folder, and blocks this thread until it ends.
-fn replay<T, R>(
-    folder: &Path,
-    (from_ms, to_ms): (u64, u64),
-    records: u64,
-    mut to: T,
-    take: fn(&mut T, &DecisionRecord) -> bool,
-    finish: fn(T) -> R,
-) -> Result<R, LogError> {
-    let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
-    runtime.block_on(async move {
-        let mut archive = Archive::open(folder).await?;
-        let from_ms = archive.since(from_ms, to_ms, records).await?;
-        archive.replay(from_ms, to_ms, |record| take(&mut to, &record)).await?;
-        archive.close().await?;
-        Ok(finish(to))
-    })
+/// The permit to replay. The next replay waits until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ReplayTurn {
+    folder: PathBuf,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl ReplayTurn {
+    /// Passes the records of a time span to `take` in order until it returns `false`, and blocks
+    /// this thread until then. If there are more than `records`, only the latest are replayed.
+    pub(crate) fn replay(
+        &self,
+        (from_ms, to_ms): (u64, u64),
+        records: u64,
+        mut take: impl FnMut(&DecisionRecord) -> bool,
+    ) -> Result<(), LogError> {
+        let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
+        runtime.block_on(async {
+            let mut archive = Archive::open(&self.folder).await?;
+            let from_ms = archive.since(from_ms, to_ms, records).await?;
+            archive.replay(from_ms, to_ms, |record| take(&record)).await?;
+            archive.close().await
+        })
+    }
 }
 
 /// A thread that did not come to an end.

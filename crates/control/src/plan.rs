@@ -12,10 +12,8 @@ use tidegate_rules::store::{StoreError, in_emergency};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::control::{Control, let_go};
-use crate::guardrail::{
-    ApprovedEffect, BackTest, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS,
-};
-use crate::log_replay::ReplayPermit;
+use crate::guardrail::{ApprovedEffect, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS};
+use crate::log_replay::ReplayTurn;
 use crate::node::{Node, NodeRules};
 use crate::watch::WatchForecast;
 
@@ -121,7 +119,7 @@ impl<N: Node> Control<N> {
         let node = self.node.upgrade().ok_or_else(stopping)?;
         // Before the compilation, so that a plan that waits for other readers of the log uses no
         // memory.
-        let replay = match node.log() {
+        let turn = match node.log() {
             None => None,
             Some(log) => Some(log.turn().await.map_err(|_| stopping())?),
         };
@@ -133,7 +131,7 @@ impl<N: Node> Control<N> {
         let look = move |change_plan: ChangePlan| PlanResult {
             watch: control.denials().forecast(change_plan.scope().touched(), &change_plan.scope().stricter()),
             warnings: warnings(&change_plan, &puts, &overrides, &*node),
-            effect: measure(change_plan, approved, replay, &*node),
+            effect: measure(change_plan, approved, turn, &*node),
         };
         self.compile_plan(permit, rule_rows, operations, look).await
     }
@@ -246,18 +244,18 @@ fn unknown_tenant(body: &str, node: &impl Node) -> Option<String> {
 fn measure(
     change_plan: ChangePlan,
     approved: ApprovedEffect,
-    replay: Option<ReplayPermit>,
+    turn: Option<ReplayTurn>,
     node: &impl Node,
 ) -> ChangeEffect {
-    let (Some(log), Some(turn)) = (node.log(), replay) else {
+    let (Some(log), Some(turn)) = (node.log(), turn) else {
         return ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &approved);
     };
     let (scope, approved) = (change_plan.scope().clone(), Arc::new(approved));
     let now_ms = node.now_ms();
     let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
-    let test = change_plan.begin(log.sample_rate(), Arc::clone(&approved));
-    match log.replay_here(turn, window, RECORDS_MAX, test, BackTest::take, BackTest::finish) {
-        Ok(effect) => effect,
+    let mut test = change_plan.begin(log.sample_rate(), Arc::clone(&approved));
+    match turn.replay(window, RECORDS_MAX, |record| test.take(record)) {
+        Ok(()) => test.finish(),
         Err(error) => {
             tracing::error!(%error, "a change is not measured: the decision log cannot be read");
             ChangeEffect::unknown(&scope, UnknownReason::LogUnreadable(error.to_string()), &approved)

@@ -23,14 +23,14 @@ use crate::rollback::{AUTOMATIC, may_pass};
 pub(super) struct PreviousRules<N: Node> {
     pub(super) rule_rows: Arc<RuleRows>,
     pub(super) rules: Arc<N::Rules>,
-    /// When that was.
+    /// The time of the replacement.
     pub(super) at_ms: u64,
 }
 
 /// Changes in force that are not reviewed yet.
 #[derive(Debug)]
 pub(super) struct UnreviewedChanges<N: Node> {
-    /// Those up to this revision were looked at.
+    /// The revision up to which changes are reviewed.
     noted: u64,
     /// Rules in force before them; `None` if this server has just started.
     before: Option<PreviousRules<N>>,
@@ -211,7 +211,7 @@ impl<N: Node> Control<N> {
         let Some(log) = node.log() else { return };
         let window = (changed_ms.saturating_sub(WATCHED_MS), changed_ms);
         let counts = LoggedCounts { changed_ms, rules: HashMap::new() };
-        let counted = log.replay(window, RECORDS_MAX, counts, LoggedCounts::take, |counts| counts);
+        let counted = log.replay(window, RECORDS_MAX, counts, LoggedCounts::take);
         match counted.await {
             Ok(counts) => {
                 self.with_denials(move |denials| denials.recall(counts.rules)).await;
@@ -308,7 +308,7 @@ fn to_watch(
     touched.into_iter().filter(may_deny_more).collect()
 }
 
-/// The rules that operations are about: by themselves, by overrides of theirs, or by a template.
+/// Returns the rules that operations touch: directly, by their overrides, or by a template.
 fn touched(operations: &[Operation], before: &RuleRows, after: &RuleRows) -> BTreeSet<String> {
     let mut rules = BTreeSet::new();
     let mut templates = BTreeSet::new();

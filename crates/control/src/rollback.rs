@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use serde::Serialize;
 use tidegate_record::timestamp;
 use tidegate_rules::change::{Change, ChangeState};
-use tidegate_rules::store::{ApplyConditions, Attribution, Rollback, StoreError};
+use tidegate_rules::store::{ApplyConditions, Rollback, StoreError};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::control::{Control, LoadDepth};
@@ -17,7 +16,7 @@ use crate::plan::PlanError;
 pub(crate) const AUTOMATIC: &str = "tidegate: automatic";
 
 /// A change that a server rolled back by itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AutomaticRollback {
     /// The change that was undone.
     pub change: u64,
@@ -140,8 +139,7 @@ impl<N: Node> Control<N> {
         let proposal = self.store.restoring(Rollback::Change(change), reason).await?;
         self.compile_change(&rule_rows, &proposal.operations, drop).await?;
         let conditions = ApplyConditions { confirmed: false, checked: Some((&*rule_rows).into()) };
-        let act = Attribution { by: AUTOMATIC, now_ms: self.now_ms() };
-        self.store.apply_new(&proposal, conditions, act).await?;
+        self.store.apply_new(&proposal, conditions, self.attribution(AUTOMATIC)).await?;
         Ok(())
     }
 }
@@ -167,7 +165,8 @@ pub(super) async fn look<N: Node>(control: Arc<Control<N>>) {
 
 impl<N: Node> Control<N> {
     /// Looks at the denials since the last look, and rolls back the changes whose rules jumped.
-    pub(super) async fn look_once(self: &Arc<Self>, node: Arc<N>) {
+    /// [`StoreFollower::run`](crate::StoreFollower::run) calls it every [`LOOK_EVERY`].
+    pub async fn look_once(self: &Arc<Self>, node: Arc<N>) {
         self.review_pending().await;
         let looked = self.with_denials(move |denials| {
             let rules = node.rules();

@@ -10,7 +10,7 @@ pub struct RuleCount {
     denied: AtomicU32,
     /// Requests that it would have denied in shadow mode.
     shadow_denied: AtomicU32,
-    asked: AtomicU32,
+    requests: AtomicU32,
     is_watched: AtomicBool,
     /// Whether there was a request, in either mode. Written once for each look.
     is_used: AtomicBool,
@@ -24,7 +24,7 @@ pub struct RuleTally {
     /// Denials in shadow mode, where the requests passed.
     pub shadow_denied: u64,
     /// Requests that it was enforced for, if they were counted.
-    pub asked: u64,
+    pub requests: u64,
     /// Whether there was a request, in either mode.
     pub is_used: bool,
 }
@@ -38,7 +38,7 @@ impl RuleCount {
             self.denied.fetch_add(1, Ordering::Relaxed);
         }
         if self.is_watched.load(Ordering::Relaxed) {
-            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.requests.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -75,6 +75,6 @@ impl RuleCount {
         };
         let (denied, shadow_denied) = (take(&self.denied), take(&self.shadow_denied));
         let is_used = self.is_used.load(Ordering::Relaxed) && self.is_used.swap(false, Ordering::Relaxed);
-        RuleTally { denied, shadow_denied, asked: take(&self.asked), is_used }
+        RuleTally { denied, shadow_denied, requests: take(&self.requests), is_used }
     }
 }

@@ -1,6 +1,7 @@
-//! A node for tests: it decides by core's meters, and its time passes by hand.
+//! A node for tests: it counts and logs requests without deciding them, and its time passes by
+//! hand.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,11 +9,10 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tidegate_core::bound::Fleet;
-use tidegate_core::{Limit, Meter, Now};
 use tidegate_record::{DecisionEntry, LimitTerms, Log, LogSettings, RecordVerdict};
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::Credential;
-use tidegate_rules::{Dimensions, Mode, NamespaceOverrides, RuleMatch, RuleSet};
+use tidegate_rules::{Mode, NamespaceOverrides, Rule, RuleSet};
 
 use crate::control::Control;
 use crate::log_replay::LogReplay;
@@ -57,18 +57,16 @@ impl TestClock {
     }
 }
 
-/// The meter of a key, and the limit that it was charged under last.
-type KeyMeter = (Limit, Meter);
-
-/// A node without tenants and tokens.
+/// A node without tenants.
 #[derive(Debug)]
 pub(crate) struct TestNode {
     clock: TestClock,
     rules: ArcSwap<TestRules>,
-    meters: Mutex<HashMap<(String, Vec<String>), KeyMeter>>,
     log: Option<(Log, LogReplay)>,
     events: Mutex<Vec<ControlEvent>>,
     fleet: Fleet,
+    /// The names whose tokens may approve changes; `None` without tokens.
+    approvers: Mutex<Option<HashSet<String>>>,
 }
 
 impl TestNode {
@@ -96,11 +94,17 @@ impl TestNode {
         Arc::new(Self {
             clock,
             rules: ArcSwap::default(),
-            meters: Mutex::default(),
             log,
             events: Mutex::default(),
             fleet: Fleet::of(1),
+            approvers: Mutex::default(),
         })
+    }
+
+    /// Requires a token from all callers; those of these names may approve changes.
+    pub(crate) fn set_approvers(&self, names: &[&str]) {
+        let names = names.iter().map(ToString::to_string).collect();
+        *self.approvers.lock().expect("no panic") = Some(names);
     }
 
     /// How often the node counted an event.
@@ -108,48 +112,26 @@ impl TestNode {
         self.events.lock().expect("no panic").iter().filter(|counted| **counted == event).count()
     }
 
-    /// Decides a request of cost 1 under all rules, and returns whether it passes.
-    pub(crate) fn decide(&self, dimensions: &Dimensions<'_>) -> bool {
-        let (rules, now_ms) = (self.rules(), self.clock.now_ms());
-        let now = Now::from_micros((now_ms - STARTED_MS) * 1_000, now_ms * 1_000);
-        let mut meters = self.meters.lock().expect("no panic");
-        let mut outcomes = Vec::new();
-        for found in rules.set.matching("", dimensions, now_ms) {
-            let key: Vec<String> = found.key.iter().map(|part| (*part).to_owned()).collect();
-            let (limit, place) = (found.terms.limit, (found.rule.name.to_string(), key));
-            let meter = meters.get(&place).map_or_else(
-                || Meter::empty(&limit),
-                |(known, meter)| {
-                    if *known == limit {
-                        return *meter;
-                    }
-                    // The spent units stay the same under another limit.
-                    Meter::empty(&limit).merge(&limit, now, meter.used(known, now))
-                },
-            );
-            let (verdict, after) = meter.decide(&limit, now, 1);
-            outcomes.push((found, place, verdict.is_allowed(), (limit, after)));
-        }
-        let passes = outcomes.iter().all(|(found, _, is_allowed, _)| *is_allowed || is_shadow(found));
-        let decided_by = outcomes.iter().find(|(_, _, is_allowed, _)| !is_allowed).or(outcomes.first());
-        if let Some((found, ..)) = decided_by {
-            self.record(&rules, found, passes);
-        }
-        for (found, place, is_allowed, after) in outcomes {
-            let count = &rules.counts[found.position];
-            match found.terms.mode {
-                _ if found.terms.emergency.is_some() => {}
+    /// Returns the limit of a rule in force.
+    pub(crate) fn limit(&self, rule: &str) -> u32 {
+        self.rules().set.rules().iter().find(|known| *known.name == *rule).expect("a rule").limit.amount()
+    }
+
+    /// Counts and logs requests of one new user under a rule: the first pass, up to the limit.
+    pub(crate) fn count_requests(&self, rule: &str, requests: u32) {
+        let rules = self.rules();
+        let (rule, count) = rules.counted().find(|(known, _)| *known.name == *rule).expect("a rule");
+        for number in 0..requests {
+            let is_allowed = number < rule.limit.amount();
+            match rule.mode {
                 Mode::Enforce => count.count(is_allowed),
                 Mode::Shadow => count.count_in_shadow(is_allowed),
             }
-            if passes && is_allowed {
-                meters.insert(place, after);
-            }
+            self.record(&rules, rule, is_allowed || rule.mode == Mode::Shadow);
         }
-        passes
     }
 
-    fn record(&self, rules: &TestRules, found: &RuleMatch<'_, '_>, passes: bool) {
+    fn record(&self, rules: &TestRules, rule: &Rule, passes: bool) {
         let Some((log, _)) = &self.log else { return };
         let entry = DecisionEntry {
             at_ms: self.clock.now_ms(),
@@ -158,8 +140,8 @@ impl TestNode {
             key: "",
             cost: 1,
             verdict: if passes { RecordVerdict::Allowed } else { RecordVerdict::Denied },
-            rule: &found.rule.name,
-            rule_version: found.rule.version,
+            rule: &rule.name,
+            rule_version: rule.version,
             set_version: rules.set.version(),
             replaced_by: "",
             limit: LimitTerms::default(),
@@ -171,10 +153,6 @@ impl TestNode {
         };
         log.recorder().write(0, &entry, []);
     }
-}
-
-fn is_shadow(found: &RuleMatch<'_, '_>) -> bool {
-    found.terms.mode == Mode::Shadow
 }
 
 impl RuleTarget for TestNode {
@@ -223,13 +201,14 @@ impl RuleTarget for TestNode {
 
 impl CredentialTarget for TestNode {
     fn is_open(&self) -> bool {
-        true
+        self.approvers.lock().expect("no panic").is_none()
     }
 
     fn admit_stored(&self, _: &[Credential]) {}
 
-    fn has_approver_beside(&self, _: &HashSet<String>) -> bool {
-        false
+    fn has_approver_beside(&self, names: &HashSet<String>) -> bool {
+        let approvers = self.approvers.lock().expect("no panic");
+        approvers.as_ref().is_some_and(|approvers| !approvers.is_subset(names))
     }
 }
 

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_rules::Dimensions;
 use tidegate_rules::change::{Change, ChangeNeeds, ChangeState, Operation, Proposal};
 use tidegate_rules::rows::{EmergencyRow, RowKind};
 use tidegate_rules::snapshot::Snapshot;
@@ -18,19 +17,19 @@ use crate::test_node::{TestClock, TestNode};
 
 const LOOKS_PER_MINUTE: usize = 12;
 
-/// A rule that lets everything pass that a test asks for.
+/// A limit that no test exceeds.
 const PLENTY: u32 = 1_000_000;
 
 /// A node that follows a store, and whose time passes by hand.
-struct Fixture {
+pub(crate) struct Fixture {
     clock: TestClock,
-    node: Arc<TestNode>,
-    control: Arc<Control<TestNode>>,
-    store: Store,
+    pub(crate) node: Arc<TestNode>,
+    pub(crate) control: Arc<Control<TestNode>>,
+    pub(crate) store: Store,
 }
 
 impl Fixture {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let store = Store::open(&"sqlite::memory:".parse().expect("an address")).await.expect("opens");
         Self::start(TestClock::new(), store, None).await
     }
@@ -45,27 +44,20 @@ impl Fixture {
         fixture
     }
 
-    fn by(&self) -> Attribution<'static> {
+    pub(crate) fn by(&self) -> Attribution<'static> {
         Attribution { by: "ada", now_ms: self.node.now_ms() }
     }
 
     /// Applies a change, and puts it in force.
     async fn make(&self, operations: Vec<Operation>) -> Change {
         let base_revision = self.store.revisions().await.expect("revisions").revision;
-        let proposal = Proposal {
-            base_revision,
-            reason: "a test".to_owned(),
-            operations,
-            effect: None,
-            needs: ChangeNeeds::Nothing,
-            undoes: Vec::new(),
-        };
+        let proposal = Proposal::new(base_revision, "a test", operations);
         let change = self.store.apply_new(&proposal, false, self.by()).await.expect("applied");
         self.follow().await;
         change
     }
 
-    async fn put(&self, rule: &str, body: &str) -> Change {
+    pub(crate) async fn put(&self, rule: &str, body: &str) -> Change {
         self.make(vec![put(RowKind::Rule, rule, body)]).await
     }
 
@@ -76,14 +68,10 @@ impl Fixture {
             "newly_denied_percent":{percent},
             "rules":[{{"rule":"per_user","requests":100,"newly_denied":{percent}}}]}}}}"#
         );
-        let proposal = Proposal {
-            base_revision: self.store.revisions().await.expect("revisions").revision,
-            reason: "a test".to_owned(),
-            operations: vec![put(RowKind::Rule, "per_user", &per_user(limit))],
-            effect: Some(effect),
-            needs: ChangeNeeds::Approver,
-            undoes: Vec::new(),
-        };
+        let base_revision = self.store.revisions().await.expect("revisions").revision;
+        let operations = vec![put(RowKind::Rule, "per_user", &per_user(limit))];
+        let (effect, needs) = (Some(effect), ChangeNeeds::Approver);
+        let proposal = Proposal { effect, needs, ..Proposal::new(base_revision, "a test", operations) };
         let change = self.store.propose(&proposal, self.by()).await.expect("proposed");
         let bob = Attribution { by: "bob", ..self.by() };
         self.store.approve(change.id, bob).await.expect("approved");
@@ -98,12 +86,6 @@ impl Fixture {
         self.control.take_rows(LoadDepth::Heads).await.expect("loaded");
     }
 
-    /// Sends requests of a user; returns how many pass.
-    fn passed(&self, user: &str, requests: usize) -> usize {
-        let dimensions = Dimensions::new([("user", user)]).expect("good dimensions");
-        (0..requests).filter(|_| self.node.decide(&dimensions)).count()
-    }
-
     /// Lets the time between two looks pass, and looks.
     async fn look(&self) {
         self.clock.advance(LOOK_EVERY);
@@ -111,18 +93,25 @@ impl Fixture {
         self.follow().await;
     }
 
-    /// Sends a request before each look of a minute.
-    async fn minute(&self) {
+    /// Looks for a minute without requests.
+    async fn idle_minute(&self) {
         for _ in 0..LOOKS_PER_MINUTE {
-            self.passed("carol", 1);
             self.look().await;
         }
     }
 
-    /// Sends many requests of one user, and looks, a few times.
+    /// Looks for a minute, with a request before each look.
+    async fn minute(&self) {
+        for _ in 0..LOOKS_PER_MINUTE {
+            self.node.count_requests("per_user", 1);
+            self.look().await;
+        }
+    }
+
+    /// Looks a few times, with many requests of one user before each look.
     async fn flood(&self) {
         for _ in 0..3 {
-            self.passed("bob", 400);
+            self.node.count_requests("per_user", 400);
             self.look().await;
         }
     }
@@ -144,11 +133,11 @@ impl Fixture {
     }
 }
 
-fn put(kind: RowKind, name: &str, body: &str) -> Operation {
+pub(crate) fn put(kind: RowKind, name: &str, body: &str) -> Operation {
     Operation::Put { kind, name: name.to_owned(), body: body.to_owned() }
 }
 
-fn per_user(limit: u32) -> String {
+pub(crate) fn per_user(limit: u32) -> String {
     format!(r#"{{"key":["user"],"limit":{limit},"period":"1h"}}"#)
 }
 
@@ -165,7 +154,7 @@ async fn settled() -> Fixture {
 #[tokio::test]
 async fn a_first_rule_is_not_rolled_back() {
     let fixture = Fixture::new().await;
-    fixture.minute().await;
+    fixture.idle_minute().await;
     let operations = vec![put(RowKind::Rule, "per_user", &per_user(1))];
     let rows = fixture.control.current().await.expect("rows");
     let planned = fixture.control.evaluate(&rows, &operations, ApprovedEffect::default()).await;
@@ -195,7 +184,7 @@ async fn an_absurd_change_is_rolled_back_and_that_can_be_seen() {
     fixture.flood().await;
     assert_eq!(fixture.state(&absurd).await, ChangeState::RolledBack);
     assert_eq!(fixture.applied().await, ["ada", "ada", "tidegate: automatic"]);
-    assert_eq!(fixture.passed("bob", 10), 10);
+    assert_eq!(fixture.node.limit("per_user"), PLENTY);
     let rollback = fixture.control.last_rollback().expect("seen");
     assert_eq!((rollback.change, rollback.rollback_change, rollback.revision), (absurd.id, 3, 3));
     assert!(rollback.reason.starts_with("denials of rule \"per_user\" went from 0 to 39"), "{rollback:?}");
@@ -206,9 +195,8 @@ async fn an_absurd_change_is_rolled_back_and_that_can_be_seen() {
 async fn an_idle_rule_has_no_baseline() {
     let fixture = Fixture::new().await;
     fixture.put("per_user", &per_user(PLENTY)).await;
-    for _ in 0..2 * LOOKS_PER_MINUTE {
-        fixture.look().await;
-    }
+    fixture.idle_minute().await;
+    fixture.idle_minute().await;
     let lowered = fixture.put("per_user", &per_user(1)).await;
     fixture.flood().await;
     assert_eq!(fixture.state(&lowered).await, ChangeState::Applied);
@@ -246,7 +234,7 @@ async fn change_is_rolled_back_with_its_dependent_changes() {
     assert_eq!(fixture.applied().await[3..], ["tidegate: automatic"; 2]);
     let rows = fixture.store.load().await.expect("loads").rows;
     assert_eq!(rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), ["per_user"]);
-    assert_eq!(fixture.passed("bob", 10), 10);
+    assert_eq!(fixture.node.limit("per_user"), PLENTY);
 }
 
 #[tokio::test]
@@ -263,7 +251,7 @@ async fn of_several_changes_of_a_rule_none_that_is_absurd_stays() {
         states.push(fixture.state(change).await);
     }
     assert_eq!(states, [ChangeState::Applied, ChangeState::RolledBack, ChangeState::RolledBack]);
-    assert_eq!(fixture.passed("bob", 10), 10);
+    assert_eq!(fixture.node.limit("per_user"), 2 * PLENTY);
 }
 
 #[tokio::test]
@@ -285,7 +273,7 @@ async fn a_change_that_lets_pass_more_is_not_undone() {
     let raised = fixture.put("per_user", &per_user(2)).await;
     fixture.flood().await;
     assert_eq!(fixture.state(&raised).await, ChangeState::Applied);
-    assert_eq!(fixture.passed("dave", 5), 2);
+    assert_eq!(fixture.node.limit("per_user"), 2);
 }
 
 #[tokio::test]
@@ -303,10 +291,10 @@ async fn enforced_rule_within_its_shadow_denials_is_not_rolled_back() {
     for (shadow_requests, state) in [(300, ChangeState::Applied), (1, ChangeState::RolledBack)] {
         let fixture = Fixture::new().await;
         fixture.put("per_user", r#"{"key":["user"],"limit":1,"period":"1h","mode":"shadow"}"#).await;
-        fixture.passed("bob", shadow_requests);
+        fixture.node.count_requests("per_user", shadow_requests);
         fixture.minute().await;
         let enforced = fixture.put("per_user", &per_user(1)).await;
-        assert_eq!(fixture.passed("bob", 200), usize::from(shadow_requests == 0));
+        fixture.node.count_requests("per_user", 200);
         fixture.look().await;
         assert_eq!(fixture.state(&enforced).await, state, "{shadow_requests}");
     }
@@ -340,9 +328,9 @@ async fn restarted(minutes_before: usize) -> ChangeState {
     for _ in 0..minutes_before {
         first.minute().await;
     }
-    first.passed("carol", 1);
+    first.node.count_requests("per_user", 1);
     let lowered = first.put("per_user", &per_user(1)).await;
-    // What the log has is on disk when the server is gone.
+    // The log is complete on disk once the server is gone.
     drop(first);
     let second = Fixture::start(clock, store, Some(folder.path())).await;
     second.flood().await;

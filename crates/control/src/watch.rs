@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::denials::{DENIALS_MIN, DENIED_PERCENT_MIN, JUMP, WATCHED_MS};
 
-/// How many of the watched rules are named.
+/// Maximum number of watched rules listed by name.
 const NAMES_MAX: usize = 20;
 
 /// The rules of a change that are watched, and the reason for those that are not.
@@ -69,7 +69,7 @@ impl WatchForecast {
         })
     }
 
-    /// Returns the reason why rules are not watched; `None` if all rules are that may deny more.
+    /// Returns the reason why rules are not watched; `None` if all rules that may deny more are.
     pub fn not_watched(&self) -> Option<String> {
         let Some((rule, reason)) = &self.unwatched else {
             return (self.rule_count == 0).then(|| "no rule denies more than before".to_owned());

@@ -1,26 +1,44 @@
 //! Clients in threads of their own, and the times of their requests.
 
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs this many clients at once, and returns their results in order.
+/// Runs this many clients at once, and returns their results in order. No client starts its work
+/// before the threads of all of them run: if one thread cannot be started, none does any.
 pub fn run_clients<T, E>(count: usize, client: impl Fn(usize) -> Result<T, E> + Sync) -> Result<Vec<T>, E>
 where
     T: Send,
     E: From<io::Error> + Send,
 {
+    run_in_threads(count, |_| thread::Builder::new(), client)
+}
+
+fn run_in_threads<T, E>(
+    count: usize,
+    thread_of: impl Fn(usize) -> thread::Builder,
+    client: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E>
+where
+    T: Send,
+    E: From<io::Error> + Send,
+{
+    let are_all_started = OnceLock::new();
+    let run = |number| match are_all_started.wait() {
+        true => client(number),
+        false => Err(io::Error::other("another client did not start").into()),
+    };
+    let run = &run;
     thread::scope(|scope| {
-        let spawn = |number| {
-            let client = &client;
-            thread::Builder::new().spawn_scoped(scope, move || client(number))
-        };
-        let clients = (0..count).map(spawn).collect::<io::Result<Vec<_>>>()?;
+        let spawn = |number| thread_of(number).spawn_scoped(scope, move || run(number));
+        let clients = (0..count).map(spawn).collect::<io::Result<Vec<_>>>();
+        are_all_started.get_or_init(|| clients.is_ok());
         let join = |client: thread::ScopedJoinHandle<'_, Result<T, E>>| {
             client.join().map_err(|_| io::Error::other("a client panicked"))?
         };
-        clients.into_iter().map(join).collect()
+        clients?.into_iter().map(join).collect()
     })
 }
 
@@ -78,13 +96,17 @@ impl Pace {
     /// Waits until the next requests are due; returns `None` if the run ends first. Latency counts
     /// from the due time, so a slow server cannot hide the time that requests wait for it.
     pub fn wait(&mut self, ends: Instant) -> Option<Instant> {
-        let Some(every) = self.every else { return Some(now()).filter(|now| *now < ends) };
-        let due = self.next;
-        if due.max(now()) >= ends {
+        let due = self.next_due(now(), ends)?;
+        wait_until(due);
+        Some(due)
+    }
+
+    fn next_due(&mut self, now: Instant, ends: Instant) -> Option<Instant> {
+        let due = self.every.map_or(now, |_| self.next);
+        if due.max(now) >= ends {
             return None;
         }
-        self.next += every;
-        wait_until(due);
+        self.next += self.every.unwrap_or_default();
         Some(due)
     }
 }
@@ -114,15 +136,32 @@ mod tests {
     }
 
     #[test]
+    fn no_client_starts_if_one_thread_cannot_be_started() {
+        let too_large = |number| {
+            let builder = thread::Builder::new();
+            if number == 2 { builder.stack_size(1 << 60) } else { builder }
+        };
+        let started = AtomicU64::new(0);
+        let ran = run_in_threads(4, too_large, |_| {
+            started.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, io::Error>(())
+        });
+        assert!(ran.is_err());
+        assert_eq!(started.into_inner(), 0);
+    }
+
+    #[test]
     fn paced_requests_are_due_at_the_interval_though_the_client_is_late() {
-        let (started, every) = (now(), Duration::from_millis(4));
-        let mut pace = Pace::new(Some(every), 1, 2, started);
-        let ends = started + Duration::from_millis(12);
-        wait_until(started + Duration::from_millis(7));
-        assert_eq!(pace.wait(ends), Some(started + Duration::from_millis(2)));
-        assert_eq!(pace.wait(ends), Some(started + Duration::from_millis(6)));
-        wait_until(ends);
-        assert_eq!(pace.wait(ends), None);
-        assert_eq!(Pace::new(None, 0, 1, started).wait(ends), None, "a closed loop ends too");
+        let (started, ms) = (now(), Duration::from_millis);
+        let ends = started + ms(12);
+        let mut pace = Pace::new(Some(ms(4)), 1, 2, started);
+        assert_eq!(pace.next_due(started, ends), Some(started + ms(2)));
+        let late = started + ms(11);
+        assert_eq!(pace.next_due(late, ends), Some(started + ms(6)));
+        assert_eq!(pace.next_due(late, ends), Some(started + ms(10)));
+        assert_eq!(pace.next_due(late, ends), None, "due after the end");
+        let mut closed_loop = Pace::new(None, 0, 1, started);
+        assert_eq!(closed_loop.next_due(late, ends), Some(late));
+        assert_eq!(closed_loop.next_due(ends, ends), None, "a closed loop ends too");
     }
 }

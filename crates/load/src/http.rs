@@ -1,7 +1,7 @@
 //! Checks over HTTP/1.1, one at a time for each connection.
 
 use std::io::{self, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
 use crate::clients::now;
-use crate::connection::{closed, connect, invalid, timeout};
-use crate::verdict::{Outcome, Verdict};
+use crate::connection::{ReplyStream, closed, invalid};
+use crate::decision::{CheckDecision, CheckResult};
 
 /// Maximum size of a reply, bytes.
 const REPLY_BYTES_MAX: usize = 1 << 20;
@@ -21,10 +21,14 @@ const FIELDS_MAX: usize = 64;
 
 const OK: u16 = 200;
 
-/// A connection that stays open.
+/// A connection that stays open. After a failure, or if the server closes it, the next request
+/// opens another one.
 #[derive(Debug)]
 pub struct HttpConnection {
-    stream: TcpStream,
+    address: SocketAddr,
+    time_max: Duration,
+    /// `None` after a reply with `Connection: close`, and after an error.
+    stream: Option<ReplyStream>,
     /// Header fields of every request.
     fields: String,
     bytes: Vec<u8>,
@@ -47,7 +51,8 @@ impl HttpConnection {
     /// Connects to a server. `time_max` is the timeout of the connection and of each reply.
     pub fn open(address: SocketAddr, time_max: Duration) -> io::Result<Self> {
         let fields = format!("Host: {address}\r\nContent-Type: application/json\r\n");
-        Ok(Self { stream: connect(address, time_max)?, fields, bytes: Vec::new() })
+        let stream = Some(ReplyStream::connect(address, time_max)?);
+        Ok(Self { address, time_max, stream, fields, bytes: Vec::new() })
     }
 
     /// Sends a token with every request. It must not have control characters.
@@ -58,8 +63,8 @@ impl HttpConnection {
     }
 
     /// Makes a check under the rules of the server: `POST /v1/check`.
-    pub fn check(&mut self, dimensions: &[(&str, &str)], cost: u64) -> io::Result<Outcome> {
-        Ok(outcome(self.post("/v1/check", &check_body(dimensions, cost))?, CheckReply::verdict))
+    pub fn check(&mut self, dimensions: &[(&str, &str)], cost: u64) -> io::Result<CheckResult> {
+        Ok(result(self.post("/v1/check", &check_body(dimensions, cost))?, CheckReply::decision))
     }
 
     /// Makes a check of a limit that comes with it: `POST /v2/ratelimit.limit`.
@@ -69,10 +74,10 @@ impl HttpConnection {
         identifier: &str,
         limit: u64,
         period: Duration,
-    ) -> io::Result<Outcome> {
+    ) -> io::Result<CheckResult> {
         let body = LimitBody { namespace, identifier, limit, duration: period.as_millis() };
-        Ok(outcome(self.post("/v2/ratelimit.limit", &json(&body))?, |reply: LimitReply| {
-            Some(reply.verdict())
+        Ok(result(self.post("/v2/ratelimit.limit", &json(&body))?, |reply: LimitReply| {
+            Some(reply.decision())
         }))
     }
 
@@ -80,35 +85,42 @@ impl HttpConnection {
     pub fn post(&mut self, path: &str, body: &str) -> io::Result<HttpReply<'_>> {
         let (fields, length) = (&self.fields, body.len());
         let request = format!("POST {path} HTTP/1.1\r\n{fields}Content-Length: {length}\r\n\r\n{body}");
+        let mut stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => ReplyStream::connect(self.address, self.time_max)?,
+        };
         let sent = now();
-        self.stream.write_all(request.as_bytes())?;
-        let (status, body) = self.read_reply()?;
+        stream.write_all(request.as_bytes())?;
+        let (head, body) = self.read_reply(&mut stream)?;
         let answered = now();
+        self.stream = (!head.is_last).then_some(stream);
         let body = self.bytes.get(body).unwrap_or_default();
-        Ok(HttpReply { status, body, sent, answered })
+        Ok(HttpReply { status: head.status, body, sent, answered })
     }
 
-    /// Reads one complete reply. Returns its status and where its body lies.
-    fn read_reply(&mut self) -> io::Result<(u16, Range<usize>)> {
+    /// Reads one complete reply. Returns its head and where its body lies.
+    fn read_reply(&mut self, stream: &mut ReplyStream) -> io::Result<(Head, Range<usize>)> {
         self.bytes.clear();
+        stream.begin_reply();
         let mut part = [0; 4_096];
         loop {
             if let Some(head) = head(&self.bytes)? {
                 let rest = self.bytes.get(head.length..).unwrap_or_default();
                 match head.body_length {
                     Some(length) if rest.len() >= length => {
-                        return Ok((head.status, head.length..head.length + length));
+                        let body = head.length..head.length + length;
+                        return Ok((head, body));
                     }
                     Some(_) => {}
                     None => {
                         if let Some(body) = unchunk(rest)? {
                             self.bytes = body;
-                            return Ok((head.status, 0..self.bytes.len()));
+                            return Ok((head, 0..self.bytes.len()));
                         }
                     }
                 }
             }
-            let count = self.stream.read(&mut part).map_err(timeout)?;
+            let count = stream.read(&mut part)?;
             if count == 0 {
                 return Err(closed());
             }
@@ -127,6 +139,8 @@ struct Head {
     length: usize,
     /// `None` for a body in chunks.
     body_length: Option<usize>,
+    /// Whether the server closes the connection after the reply.
+    is_last: bool,
 }
 
 /// The head of a reply, once all of it is there.
@@ -148,23 +162,29 @@ fn head(bytes: &[u8]) -> io::Result<Option<Head>> {
     if body_length.is_none() && !is_chunked {
         return Err(unexpected("the reply has no length".to_owned()));
     }
-    Ok(Some(Head { status: reply.code.unwrap_or_default(), length, body_length }))
+    let is_last = value("connection")
+        .is_some_and(|options| options.split(',').any(|option| option.trim().eq_ignore_ascii_case("close")));
+    Ok(Some(Head { status: reply.code.unwrap_or_default(), length, body_length, is_last }))
 }
 
-/// The body of a reply in chunks, once the last chunk is there.
+/// Returns the body of a reply in chunks, once the empty line after the trailers has arrived.
 fn unchunk(mut bytes: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let mut body = Vec::new();
     loop {
         let size = httparse::parse_chunk_size(bytes).map_err(|_| invalid("a chunk has no size"))?;
         let Status::Complete((start, length)) = size else { return Ok(None) };
         let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if length == 0 {
+            let trailers = bytes.get(start..).unwrap_or_default();
+            let mut fields = [EMPTY_HEADER; FIELDS_MAX];
+            let parsed = httparse::parse_headers(trailers, &mut fields)
+                .map_err(|error| invalid(format!("a trailer is not HTTP ({error})")))?;
+            return Ok(parsed.is_complete().then_some(body));
+        }
         let end = start.saturating_add(length);
         let (Some(chunk), Some(rest)) = (bytes.get(start..end), bytes.get(end.saturating_add(2)..)) else {
             return Ok(None);
         };
-        if length == 0 {
-            return Ok(Some(body));
-        }
         body.extend_from_slice(chunk);
         bytes = rest;
     }
@@ -191,7 +211,7 @@ pub fn check_body(dimensions: &[(&str, &str)], cost: u64) -> String {
 pub struct CheckReply<'a> {
     /// `allow` or `deny`.
     pub decision: &'a str,
-    /// What the decision rests on.
+    /// The decision source.
     #[serde(default)]
     pub source: &'a str,
     #[serde(default)]
@@ -213,9 +233,9 @@ impl CheckReply<'_> {
         }
     }
 
-    fn verdict(self) -> Option<Verdict> {
+    fn decision(self) -> Option<CheckDecision> {
         let remaining = if let [rule] = &self.rules[..] { rule.remaining } else { None };
-        Some(Verdict { is_allowed: self.is_allowed()?, remaining })
+        Some(CheckDecision { is_allowed: self.is_allowed()?, remaining })
     }
 }
 
@@ -240,22 +260,22 @@ struct LimitData {
 }
 
 impl LimitReply {
-    fn verdict(self) -> Verdict {
-        Verdict { is_allowed: self.data.success, remaining: self.data.remaining }
+    fn decision(self) -> CheckDecision {
+        CheckDecision { is_allowed: self.data.success, remaining: self.data.remaining }
     }
 }
 
-/// Text as JSON. Only a map with keys other than text has none, and these bodies are no such maps.
+/// Serializes a body. These bodies have no map with a key other than text, so it cannot fail.
 fn json(body: &impl Serialize) -> String {
     serde_json::to_string(body).unwrap_or_default()
 }
 
-fn outcome<'a, T: Deserialize<'a>>(
+fn result<'a, T: Deserialize<'a>>(
     reply: HttpReply<'a>,
-    verdict: impl FnOnce(T) -> Option<Verdict>,
-) -> Outcome {
+    decision: impl FnOnce(T) -> Option<CheckDecision>,
+) -> CheckResult {
     let HttpReply { status, body, .. } = reply;
-    let decided = serde_json::from_slice(body).ok().filter(|_| status == OK).and_then(verdict);
+    let decided = serde_json::from_slice(body).ok().filter(|_| status == OK).and_then(decision);
     decided.ok_or_else(|| {
         let problem: Value = serde_json::from_slice(body).unwrap_or_default();
         let detail = problem["detail"].as_str().or(problem["error"]["detail"].as_str());
@@ -265,14 +285,17 @@ fn outcome<'a, T: Deserialize<'a>>(
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
 
     fn reply(status: u16, body: &str) -> HttpReply<'_> {
         HttpReply { status, body: body.as_bytes(), sent: now(), answered: now() }
     }
 
-    fn verdict(is_allowed: bool, remaining: Option<u64>) -> Verdict {
-        Verdict { is_allowed, remaining }
+    fn decision(is_allowed: bool, remaining: Option<u64>) -> CheckDecision {
+        CheckDecision { is_allowed, remaining }
     }
 
     #[test]
@@ -293,10 +316,48 @@ mod tests {
         assert_eq!(head.body_length, None);
         let chunks = b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
         assert_eq!(unchunk(chunks).unwrap(), Some(b"abcde".to_vec()));
-        for cut in [0, 1, 4, 8, 13, chunks.len() - 1] {
-            assert_eq!(unchunk(&chunks[..cut]).unwrap(), None, "{cut}");
+        let trailers = b"1\r\na\r\n0\r\nServer-Timing: db\r\nExpires: 0\r\n\r\n";
+        assert_eq!(unchunk(trailers).unwrap(), Some(b"a".to_vec()));
+        for reply in [&chunks[..], trailers] {
+            for length in 0..reply.len() {
+                assert_eq!(unchunk(&reply[..length]).unwrap(), None, "{length}");
+            }
         }
         assert!(unchunk(b"x\r\n").is_err());
+    }
+
+    /// Serves one connection after another. Each has its replies, one for each request.
+    fn serve(connections: &'static [&'static [&'static str]]) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for replies in connections {
+                let (mut stream, _) = listener.accept().unwrap();
+                for reply in *replies {
+                    let mut request = Vec::new();
+                    while !request.ends_with(b"}") {
+                        let mut part = [0; 1_024];
+                        let count = stream.read(&mut part).unwrap();
+                        request.extend_from_slice(&part[..count]);
+                    }
+                    stream.write_all(reply.as_bytes()).unwrap();
+                }
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn connection_is_opened_again_after_the_server_closes_it() {
+        const LAST: &str = "HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 2\r\n\r\n{}";
+        const OTHER: &str = "HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\n[]";
+        let address = serve(&[&[OTHER, LAST], &[OTHER]]);
+        let mut connection = HttpConnection::open(address, Duration::from_mins(1)).unwrap();
+        let mut bodies = Vec::new();
+        for _ in 0..3 {
+            bodies.push(connection.post("/", "{}").unwrap().body.to_vec());
+        }
+        assert_eq!(bodies, [b"[]", b"{}", b"[]"]);
     }
 
     #[test]
@@ -308,16 +369,19 @@ mod tests {
 
     #[test]
     fn reply_is_a_decision_or_an_error() {
-        let limit = |body| outcome(reply(200, body), |reply: LimitReply| Some(reply.verdict()));
-        assert_eq!(limit(r#"{"data":{"success":true,"remaining":9}}"#), Ok(verdict(true, Some(9))));
-        assert_eq!(limit(r#"{"data":{"success":false,"remaining":0}}"#), Ok(verdict(false, Some(0))));
+        let limit = |body| result(reply(200, body), |reply: LimitReply| Some(reply.decision()));
+        assert_eq!(limit(r#"{"data":{"success":true,"remaining":9}}"#), Ok(decision(true, Some(9))));
+        assert_eq!(limit(r#"{"data":{"success":false,"remaining":0}}"#), Ok(decision(false, Some(0))));
         assert!(limit("{}").is_err() && limit("<html>").is_err());
-        let check = |status, body| outcome(reply(status, body), CheckReply::verdict);
+        let check = |status, body| result(reply(status, body), CheckReply::decision);
         assert_eq!(
             check(200, r#"{"decision":"deny","rules":[{"remaining":3}]}"#),
-            Ok(verdict(false, Some(3)))
+            Ok(decision(false, Some(3)))
         );
-        assert_eq!(check(200, r#"{"decision":"allow","source":"shed","rules":[]}"#), Ok(verdict(true, None)));
+        assert_eq!(
+            check(200, r#"{"decision":"allow","source":"shed","rules":[]}"#),
+            Ok(decision(true, None))
+        );
         assert!(check(200, r#"{"decision":"perhaps"}"#).is_err());
         let refused = check(401, r#"{"detail":"no token"}"#);
         assert_eq!(refused, Err("the server answered 401: no token".to_owned()));

@@ -5,11 +5,11 @@
 
 mod clients;
 mod connection;
+mod decision;
 mod http;
 mod resp;
-mod verdict;
 
 pub use clients::{Pace, Turns, now, run_clients, wait_until};
+pub use decision::{CheckDecision, CheckResult, CheckTally};
 pub use http::{CheckReply, HttpConnection, HttpReply, check_body};
 pub use resp::{RespConnection, command, throttle};
-pub use verdict::{Outcome, Tally, Verdict};

@@ -1,11 +1,11 @@
 //! `CL.THROTTLE` over RESP, several at once.
 
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::connection::{closed, connect, invalid, timeout};
-use crate::verdict::{Outcome, Verdict};
+use crate::connection::{ReplyStream, closed, invalid};
+use crate::decision::{CheckDecision, CheckResult};
 
 /// Maximum length of a line of a reply, bytes.
 const LINE_BYTES_MAX: u64 = 1_024;
@@ -29,19 +29,20 @@ pub fn throttle(key: &str, limit: u64, period: Duration) -> String {
 /// A connection that stays open.
 #[derive(Debug)]
 pub struct RespConnection {
-    replies: BufReader<TcpStream>,
+    replies: BufReader<ReplyStream>,
     line: Vec<u8>,
 }
 
 impl RespConnection {
     /// Connects to a server. `time_max` is the timeout of the connection and of each reply.
     pub fn open(address: SocketAddr, time_max: Duration) -> io::Result<Self> {
-        Ok(Self { replies: BufReader::new(connect(address, time_max)?), line: Vec::new() })
+        Ok(Self { replies: BufReader::new(ReplyStream::connect(address, time_max)?), line: Vec::new() })
     }
 
     /// Authenticates the connection.
     pub fn log_in(&mut self, token: &str) -> io::Result<()> {
         self.send(&command(&["AUTH", token]))?;
+        self.replies.get_mut().begin_reply();
         match line(&mut self.replies, &mut self.line)? {
             "+OK" => Ok(()),
             other => Err(io::Error::other(format!("AUTH: the server answered {other:?}"))),
@@ -54,12 +55,13 @@ impl RespConnection {
     }
 
     /// Reads the reply to the next `CL.THROTTLE`.
-    pub fn read(&mut self) -> io::Result<Outcome> {
+    pub fn read(&mut self) -> io::Result<CheckResult> {
+        self.replies.get_mut().begin_reply();
         read_reply(&mut self.replies, &mut self.line)
     }
 }
 
-fn read_reply(replies: &mut impl BufRead, buffer: &mut Vec<u8>) -> io::Result<Outcome> {
+fn read_reply(replies: &mut impl BufRead, buffer: &mut Vec<u8>) -> io::Result<CheckResult> {
     match line(replies, buffer)? {
         DECISION_HEAD => {
             let mut numbers = [0; 5];
@@ -69,7 +71,7 @@ fn read_reply(replies: &mut impl BufRead, buffer: &mut Vec<u8>) -> io::Result<Ou
             let [is_limited @ (0 | 1), _, remaining @ 0..=i64::MAX, _, _] = numbers else {
                 return Err(unexpected(&format!("{numbers:?}")));
             };
-            Ok(Ok(Verdict { is_allowed: is_limited == 0, remaining: remaining.try_into().ok() }))
+            Ok(Ok(CheckDecision { is_allowed: is_limited == 0, remaining: remaining.try_into().ok() }))
         }
         error if error.starts_with('-') => Ok(Err(format!("the server answered {error:?}"))),
         other => Err(unexpected(other)),
@@ -86,7 +88,7 @@ fn unexpected(reply: &str) -> io::Error {
 
 fn line<'b>(replies: &mut impl BufRead, buffer: &'b mut Vec<u8>) -> io::Result<&'b str> {
     buffer.clear();
-    replies.take(LINE_BYTES_MAX).read_until(b'\n', buffer).map_err(timeout)?;
+    replies.take(LINE_BYTES_MAX).read_until(b'\n', buffer)?;
     match buffer.strip_suffix(b"\r\n") {
         Some(line) => std::str::from_utf8(line).map_err(io::Error::other),
         None if buffer.is_empty() => Err(closed()),
@@ -108,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_verdicts_or_errors_and_strange_ones_are_refused() {
+    fn replies_are_decisions_or_errors_and_strange_ones_are_refused() {
         let mut replies: &[u8] =
             b"*5\r\n:0\r\n:10\r\n:9\r\n:-1\r\n:6\r\n*5\r\n:1\r\n:10\r\n:0\r\n:6\r\n:60\r\n-ERR no\r\n";
         let mut next = || read_reply(&mut replies, &mut Vec::new()).unwrap();
-        assert_eq!(next(), Ok(Verdict { is_allowed: true, remaining: Some(9) }));
-        assert_eq!(next(), Ok(Verdict { is_allowed: false, remaining: Some(0) }));
+        assert_eq!(next(), Ok(CheckDecision { is_allowed: true, remaining: Some(9) }));
+        assert_eq!(next(), Ok(CheckDecision { is_allowed: false, remaining: Some(0) }));
         assert_eq!(next(), Err("the server answered \"-ERR no\"".to_owned()));
         for wrong in [
             &b"+OK\r\n"[..],

@@ -47,7 +47,7 @@ pub struct Report {
     pub history: u64,
     /// The limit.
     pub spec: Spec,
-    /// Where the clocks stood when the history began.
+    /// The readings of the clocks at the start of the history.
     pub clock: Clock,
     /// How many operations the history had before it was shortened.
     pub played: usize,

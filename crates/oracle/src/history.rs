@@ -2,7 +2,7 @@
 
 use tidegate_core::Now;
 
-/// Where both clocks stand when a history begins. They advance together.
+/// The readings of both clocks at the start of a history. They advance together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// The monotonic reading at the start.

@@ -1,4 +1,4 @@
-//! Which limits there are, from the documented ranges, and whether the constructors agree.
+//! Limits from the documented ranges, and a check that the constructors agree with the ranges.
 
 use std::fmt;
 use std::time::Duration;

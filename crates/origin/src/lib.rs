@@ -69,7 +69,7 @@ pub struct ProbeReply {
 /// A node's request to acquire, renew or release the replicator lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseRequest {
-    /// Which process it is.
+    /// The process that makes the request.
     pub holder: u64,
     /// For how long from now it would be, µs; with 0 it gives it up.
     pub for_us: u64,

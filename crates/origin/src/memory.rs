@@ -167,7 +167,7 @@ impl MemoryPartition {
 
 /// Returns the call without the meters that have no room, and without the checks that need them.
 fn without(call: &Call, has_room: &[bool]) -> Call {
-    // Where each meter is that is left.
+    // The new position of each meter that is left.
     let mut next = 0;
     let places: Vec<Option<u16>> = has_room
         .iter()

@@ -38,7 +38,7 @@ pub struct WhyQuery<'q> {
     pub records: usize,
 }
 
-/// Where a block is, in time.
+/// The time span of a block.
 #[derive(Clone, Copy, Debug)]
 struct BlockSpan {
     id: i64,
@@ -228,7 +228,7 @@ impl Archive {
         Ok(from_ms)
     }
 
-    /// Where the blocks are that may have a record between two moments.
+    /// Returns the spans of the blocks that may have a record between two moments.
     async fn places(&mut self, from_ms: u64, to_ms: u64) -> Result<Vec<BlockSpan>, LogError> {
         let query = sqlx::query("SELECT id, from_ms, to_ms FROM blocks WHERE to_ms >= ?1 AND from_ms <= ?2");
         let rows = query.bind(signed(from_ms)).bind(signed(to_ms)).fetch_all(&mut self.connection).await?;

@@ -5,8 +5,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::entry::{KEY_BYTES_MAX, RecordContext, RecordKind, cut};
 use crate::layout::{DecisionFrame, StoredDecision, are_whole, put_again, put_setting};
 
-/// When a block has so many bytes, the next one begins. Higher: fewer rows, better compressed; more
-/// to unpack for one record.
+/// Size from which on the next block begins, bytes. Higher: fewer rows, better compressed; more to
+/// unpack for one record.
 const BLOCK_BYTES: usize = 512 << 10;
 
 /// Slots of the filter of repeated terms. A term that occurs in every record is then not collected
@@ -32,7 +32,7 @@ pub(crate) struct Block {
     pub(crate) counts: [u64; RecordKind::ALL.len()],
     settings: u32,
     terms: Vec<u32>,
-    /// Terms that were gathered, each in the only place where it may be.
+    /// Recently collected terms, each in its slot.
     known: Box<[u32]>,
     raw: Vec<u8>,
 }
@@ -82,7 +82,7 @@ impl Block {
     /// between.
     fn note(&mut self, term: u32) {
         let known = &mut self.known[term as usize % TERMS_KNOWN];
-        // The one that is 0 is noted always.
+        // The term 0 is always collected: it equals an empty slot.
         if *known != term || term == 0 {
             *known = term;
             self.terms.push(term);
@@ -120,7 +120,7 @@ impl Block {
 /// `user:42` is then found whichever limit decided.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SearchTerms {
-    /// Which tenant it is.
+    /// Hash of the tenant.
     seed: u64,
 }
 
@@ -137,7 +137,7 @@ impl SearchTerms {
     }
 }
 
-/// As much of a dimension as a [`RecordKey`](crate::RecordKey) has of it.
+/// Cuts a dimension to the length that a [`RecordKey`](crate::RecordKey) keeps.
 fn as_key(text: &[u8]) -> &[u8] {
     if text.len() <= KEY_BYTES_MAX {
         return text;

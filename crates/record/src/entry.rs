@@ -150,7 +150,7 @@ pub struct DecisionEntry<'a> {
     pub at_ms: u64,
     /// Tenant of the request.
     pub tenant: &'a str,
-    /// Where the question came in.
+    /// The surface of the request.
     pub surface: &'a str,
     /// Key counted under the limit that decided.
     pub key: &'a str,
@@ -161,7 +161,7 @@ pub struct DecisionEntry<'a> {
     /// The rule that decided: the one that denied, or of those that let it pass the one with the
     /// least left.
     pub rule: &'a str,
-    /// That rule's version.
+    /// Version of the rule.
     pub rule_version: u64,
     /// The version of the set that the rule is from.
     pub set_version: &'a str,
@@ -191,7 +191,7 @@ pub struct DecisionRecord {
     pub at_ms: u64,
     /// Tenant of the request.
     pub tenant: String,
-    /// Where the question came in.
+    /// The surface of the request.
     pub surface: String,
     /// Key counted under the limit that decided.
     pub key: String,
@@ -201,7 +201,7 @@ pub struct DecisionRecord {
     pub verdict: RecordVerdict,
     /// The rule that decided.
     pub rule: String,
-    /// That rule's version.
+    /// Version of the rule.
     pub rule_version: u64,
     /// The version of the set that the rule is from.
     pub set_version: String,

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::entry::{DecisionEntry, LimitTerms, RecordVerdict};
 
-/// How much of a limit is near it.
+/// Percentage of a limit from which on a key is near it.
 const NEAR_PERCENT: u64 = 80;
 
 /// Minimum number of samples in a minute to estimate a rate. With sixteen, the error is about a
@@ -31,8 +31,8 @@ const MINUTES_AHEAD_MAX: u64 = 1;
 /// Minimum number of minutes of a query: shorter use is not sustained.
 pub const MINUTES_MIN: u64 = 2;
 
-/// The most keys of a minute; when they are reached, the rarer half is forgotten. Higher: more
-/// customers at once that are near a limit and rarely seen; some 300 bytes each, for each minute.
+/// Maximum number of keys of a minute. Beyond it, the rarer half is dropped. Higher: also keys with
+/// few records are listed; some 300 bytes each, for each minute.
 const KEYS_MAX: usize = 2_048;
 
 /// Slots for new keys of a crowded minute. Each stores a hash only; the key is listed when it comes
@@ -56,23 +56,23 @@ pub struct HeavyKey {
     pub rule: String,
     /// The limit.
     pub limit: LimitTerms,
-    /// In how many of the minutes it was near the limit.
+    /// Number of minutes in which it was near the limit.
     pub minutes_near: u64,
-    /// The most that any of its requests found spent, in percent of the burst.
+    /// Highest level that one of its requests found, in percent of the burst.
     pub level_percent_max: u64,
     /// Highest use in one minute, in percent of the amount that the limit allows; `None` with too
     /// few samples.
     pub use_percent_max: Option<u64>,
-    /// How many of its requests were denied.
+    /// Number of its denied requests.
     pub denied: u64,
 }
 
 /// Heavy keys of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeavyKeys {
-    /// How many keys there are.
+    /// Number of keys.
     pub of: usize,
-    /// The first of them: those that were near a limit most often.
+    /// The keys that were near a limit most often.
     pub keys: Vec<HeavyKey>,
     /// The records of the tenant in the minutes of the query.
     pub counts: RecordCounts,
@@ -106,8 +106,8 @@ impl RecordCounts {
 /// Usage of a key in one minute.
 #[derive(Clone, Debug)]
 struct KeyUsage {
-    /// Tenant, rule and key, one behind the other: strangers come by faster than three times as
-    /// much could be allocated.
+    /// Tenant, rule and key, concatenated: one allocation for each key, because new keys may arrive
+    /// faster than the allocator could serve three.
     texts: Box<str>,
     tenant_end: usize,
     rule_end: usize,
@@ -133,16 +133,15 @@ pub(crate) struct Minutes {
 struct Minute {
     /// By [`Minutes::id`].
     keys: HashMap<u64, KeyUsage, RandomState>,
-    /// A part of the numbers of those that came by since keys were forgotten, each in the only
-    /// place where it may be; empty before. Most never come again, and would only have others
-    /// forgotten.
+    /// Hashes of new keys since keys were first dropped, each in its slot; empty before. Most keys
+    /// never return, and would only displace others.
     strangers: Box<[u32]>,
     /// By tenant, of which a server has at most 1,000. Unlike keys, counts are never dropped.
     counts: HashMap<Box<str>, RecordCounts, RandomState>,
 }
 
 impl Minutes {
-    /// Takes a record in, at `now_ms`.
+    /// Counts a record, at `now_ms`.
     pub(crate) fn see(&mut self, entry: &DecisionEntry<'_>, now_ms: u64) {
         let (minute, now) = (entry.at_ms / MINUTE_MS, now_ms / MINUTE_MS);
         self.forget_after(now + MINUTES_AHEAD_MAX);
@@ -162,15 +161,15 @@ impl Minutes {
         }
     }
 
-    /// Forgets minutes that have not come yet, since the clock was set back: they would take the
-    /// place of those that come.
+    /// Drops minutes of the future, after the clock was set back: they would displace the next
+    /// minutes.
     fn forget_after(&mut self, newest: u64) {
         while self.known.last_key_value().is_some_and(|(minute, _)| *minute > newest) {
             self.known.pop_last();
         }
     }
 
-    /// A key under a rule, of a tenant. Should two ever share a number, they are listed as one.
+    /// A key under a rule, of a tenant. Two keys with one hash are listed as one.
     fn id(&self, entry: &DecisionEntry<'_>) -> u64 {
         self.hasher.hash_one((entry.tenant, entry.rule, entry.key))
     }

@@ -20,7 +20,6 @@ mod layout;
 mod log;
 mod moment;
 mod otlp;
-mod private_files;
 mod recorder;
 mod store;
 
@@ -37,3 +36,4 @@ pub use moment::{moment, timestamp};
 pub use otlp::{Deliveries, Delivery, Otlp};
 pub use recorder::{Counts, Recorder};
 pub use store::LogError;
+use tidegate_private_files as private_files;

@@ -22,13 +22,13 @@ use crate::store::{BlockOrigin, LogError, Retention, Store};
 /// with few denials; queries find the newest denials later.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
-/// How often records are forgotten that are too old, and a store that fails is complained about.
+/// Interval at which expired records are dropped, and at which a failing store is logged.
 pub(crate) const LOOK_EVERY_MS: u64 = 60_000;
 
 /// Settings of a log.
 #[derive(Clone, Debug)]
 pub struct LogSettings {
-    /// How many threads write.
+    /// Number of threads that record decisions.
     pub threads: usize,
     /// Share of the allowed decisions that is recorded, from 0 to 1.
     pub sample_rate: f64,
@@ -42,7 +42,7 @@ pub struct LogSettings {
     pub node: String,
     /// Seed of the sampling.
     pub seed: u64,
-    /// Where records are sent besides, if anywhere.
+    /// The collector that receives the records too, if any.
     pub otlp: Option<Otlp>,
 }
 
@@ -54,7 +54,7 @@ pub struct Log {
     /// `None` only while the log closes.
     thread: Option<JoinHandle<()>>,
     stopping: Arc<AtomicBool>,
-    /// Let go of after the thread has ended, which has more to send until then.
+    /// Dropped after the thread has ended, because the thread sends records until then.
     sending: Option<OtlpThread>,
 }
 

@@ -24,7 +24,7 @@ const BUFFER_BYTES_MIN: usize = 1 << 20;
 /// longer bursts of denials lose nothing; samples are lost sooner.
 const QUARTERS_FOR_SAMPLES: usize = 3;
 
-/// The part of a buffer that, once it is full, does not wait until it is time to empty buffers.
+/// The part of a buffer that wakes the log's thread once it is full.
 /// Smaller: room for longer pauses of the disk is left; the log's thread is woken more often.
 const HURRY_PART: usize = 2;
 
@@ -47,22 +47,22 @@ impl Counts {
         self.written[kind as usize]
     }
 
-    /// Those that were lost, because there was no room or the store failed.
+    /// Returns the number of records that were lost, without room or because the store failed.
     pub fn dropped(&self, kind: RecordKind) -> u64 {
         self.dropped[kind as usize]
     }
 }
 
-/// Takes decisions down. Each thread that decides has a number of its own.
+/// Records decisions. Each thread that decides has its own number.
 #[derive(Debug)]
 pub struct Recorder {
     shards: Box<[Shard]>,
     shard_bytes_max: usize,
     /// The thread that drains the buffers. A buffer that fills up wakes it early.
     keeper: OnceLock<Thread>,
-    /// Whether it was, and has not looked since.
+    /// Whether it was woken, and has not drained since.
     hurried: AtomicBool,
-    /// The natural logarithm of the chance that a decision is passed over.
+    /// The natural logarithm of the chance that an allowed decision is not sampled.
     ln_passed_over: f64,
     sample_rate: f64,
     written: [AtomicU64; KINDS],
@@ -74,7 +74,7 @@ pub struct Recorder {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
-    /// How many more decisions that pass are not written down. Only its own thread counts.
+    /// Number of allowed decisions before the next sample. Only its own thread counts down.
     countdown: AtomicU64,
     buffer: Mutex<Buffer>,
 }
@@ -82,12 +82,12 @@ struct Shard {
 #[derive(Debug)]
 struct Buffer {
     bytes: Vec<u8>,
-    /// How many settings are in `bytes`.
+    /// Number of settings in `bytes`.
     settings: u32,
-    /// Settings that were written lately, by where their texts lie.
+    /// Recently written settings, by the addresses of their texts.
     known: Box<[WrittenContext]>,
-    /// Where a decision is put together: near, while the end of `bytes` may have to come from
-    /// another core.
+    /// Buffer to encode a decision in. It stays in the cache of the core; the end of `bytes` may
+    /// not.
     scratch: Vec<u8>,
     draws: fastrand::Rng,
 }
@@ -173,8 +173,8 @@ impl Buffer {
     }
 }
 
-/// Where a setting may be known. By where its texts lie: as a rule those of one setting are always
-/// the same. If not, it is written again.
+/// Returns the slot of a setting among the known ones, from the addresses of its texts. A setting
+/// whose texts move is written again.
 fn place(setting: &RecordContext<'_>) -> usize {
     // Alignment of allocations, in bits.
     const ALIGNED_BITS: u32 = 4;
@@ -254,8 +254,7 @@ impl Recorder {
         buffer.write(entry, dimensions.into_iter());
         let after = buffer.bytes.len();
         drop(buffer);
-        // Where there are many threads each has little room, and all that is denied may come to one
-        // of them.
+        // With many threads each has little room, and one thread may get all denials.
         let mark = self.shard_bytes_max / HURRY_PART;
         if before < mark && after >= mark {
             self.hurry();
@@ -287,7 +286,7 @@ impl Recorder {
         let _ = self.keeper.set(thread);
     }
 
-    /// How full a buffer may be with a record of this kind.
+    /// Returns the fill level up to which a buffer takes a record of this kind.
     fn room(&self, kind: RecordKind) -> usize {
         match kind {
             RecordKind::Denial => self.shard_bytes_max,
@@ -326,7 +325,7 @@ impl Recorder {
 
     #[inline]
     fn shard(&self, thread: usize) -> &Shard {
-        // Threads that were not foreseen write with the first.
+        // Threads beyond the configured number share the first buffer.
         &self.shards[if thread < self.shards.len() { thread } else { 0 }]
     }
 }
@@ -336,7 +335,7 @@ fn lock(shard: &Shard) -> MutexGuard<'_, Buffer> {
     shard.buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many decisions are passed over until the next one is drawn, each with the same chance.
+/// Draws the number of decisions before the next sample. Each has the same chance.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -474,7 +473,7 @@ mod tests {
             }
             let counts = recorder.counts();
             let length = encoded(&denied("user:42", 5), [("user", "42")]);
-            // As many as fit into the part that is theirs alone are never lost.
+            // Denials within the part that is reserved for them are never lost.
             let reserved = (room - room / 4 * QUARTERS_FOR_SAMPLES - RECORD_BYTES_MAX) / length.len();
             if asked[RecordKind::Denial as usize] <= reserved as u64 {
                 prop_assert_eq!(counts.dropped(RecordKind::Denial), 0);

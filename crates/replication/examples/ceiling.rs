@@ -167,7 +167,7 @@ async fn main() {
     let stores = std::env::args().any(|word| word == "redis").then(|| [Redis::start(&[]), Redis::start(&[])]);
     for way_ms in WAYS_MS {
         measure(Duration::from_millis(way_ms), stores.as_ref()).await;
-        // Each begins anew.
+        // Each run begins with empty meters.
         for store in stores.iter().flatten() {
             let _: String = ask(store, &["FLUSHALL"]);
         }

@@ -100,7 +100,7 @@ pub struct ForwardReply {
 pub struct ForwardDecision {
     /// Units left under each limit, in the order of the checks.
     pub remaining: Vec<u32>,
-    /// Which of the limits denied, if one did, and when the request would pass, µs from now.
+    /// The limit that denied, if one did, and the time until the request would pass, µs.
     pub denied: Option<(u16, u64)>,
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_core::origin::Component;
 
-/// Which batch it is: of which replicator, and which of its batches to this peer.
+/// The identity of a batch: its replicator, and its number among the batches to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchId {
     /// Number of the replicator. It changes each time that a node becomes replicator.
@@ -16,7 +16,7 @@ pub struct BatchId {
 /// Changes of a region, and the freshness of its knowledge of peers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// Which batch it is.
+    /// Its identity.
     pub id: BatchId,
     /// How fresh all of this is.
     pub freshness: BatchFreshness,
@@ -64,7 +64,7 @@ pub struct BatchFreshness {
 /// Confirms that a batch is merged completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// Which one.
+    /// The merged batch.
     pub id: BatchId,
     /// Clock of the receiver that merged the batch. The sender echoes it in its next batch.
     pub clock_us: u64,

@@ -218,6 +218,12 @@ impl fmt::Display for InvalidInput {
 impl std::error::Error for InvalidInput {}
 
 impl Proposal {
+    /// Operations that need no consent, without an effect.
+    pub fn new(base_revision: u64, reason: impl Into<String>, operations: Vec<Operation>) -> Self {
+        let (reason, needs) = (reason.into(), ChangeNeeds::Nothing);
+        Self { base_revision, reason, operations, effect: None, needs, undoes: Vec::new() }
+    }
+
     /// Checks that the store can keep the proposal. Does not validate the meaning of its rows.
     pub(crate) fn check(&self) -> Result<(), InvalidInput> {
         check_text("reason", &self.reason)?;
@@ -303,15 +309,7 @@ mod tests {
     }
 
     fn of(operations: Vec<Operation>) -> Proposal {
-        let reason = "because".to_owned();
-        Proposal {
-            base_revision: 0,
-            reason,
-            operations,
-            effect: None,
-            needs: ChangeNeeds::Nothing,
-            undoes: vec![],
-        }
+        Proposal::new(0, "because", operations)
     }
 
     fn problem(proposal: &Proposal) -> String {

@@ -33,7 +33,6 @@ mod network;
 mod overrides;
 pub mod pattern;
 mod period;
-mod private_files;
 mod problems;
 pub mod rows;
 mod rule;
@@ -63,3 +62,4 @@ pub use set::{
 };
 pub use template::TEMPLATES_MAX;
 pub use tidegate_core::{Class, Regime};
+use tidegate_private_files as private_files;

@@ -123,3 +123,125 @@ impl Node for Shared {
         self.rules.follow(control);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tidegate::ManualClock;
+    use tidegate_control::{LOOK_EVERY, StoreConfig, StoreFollower};
+    use tidegate_rules::Dimensions;
+    use tidegate_rules::change::{ChangeState, Operation, Proposal};
+    use tidegate_rules::rows::RowKind;
+
+    use super::*;
+    use crate::fuzzing::small_config;
+    use crate::metrics::Surface;
+
+    /// A server that follows an empty store. Its time passes by hand.
+    struct Fixture {
+        clock: Arc<ManualClock>,
+        shared: Arc<Shared>,
+        control: Arc<Control>,
+    }
+
+    impl Fixture {
+        async fn start() -> Self {
+            let clock = Arc::new(ManualClock::new());
+            clock.set(1, 1_800_000_000_000_000);
+            let shared = Shared::on_clock(&mut small_config(None), Arc::clone(&clock)).expect("fits");
+            let shared = Arc::new(shared);
+            let config = StoreConfig {
+                address: "sqlite::memory:".parse().expect("an address"),
+                placement: None,
+                snapshots: None,
+                reconcile: Duration::from_hours(1),
+                look: None,
+            };
+            StoreFollower::start(&config, &shared).await.expect("an empty store");
+            let control = Arc::clone(shared.rules.control().expect("a store"));
+            Self { clock, shared, control }
+        }
+
+        /// Gives each user this many requests an hour, and returns the change.
+        async fn limit(&self, limit: u32) -> u64 {
+            let body = format!(r#"{{"key":["user"],"limit":{limit},"period":"1h"}}"#);
+            let operation = Operation::Put { kind: RowKind::Rule, name: "per_user".to_owned(), body };
+            let revision = self.control.store().revisions().await.expect("revisions").revision;
+            let proposal = Proposal::new(revision, "a test", vec![operation]);
+            let change = self.control.store().apply_new(&proposal, false, self.control.attribution("ada"));
+            let change = change.await.expect("applied");
+            self.control.refresh().await.expect("in force");
+            change.id
+        }
+
+        /// Sends requests of a user; returns how many pass.
+        async fn passed(&self, user: &str, requests: usize) -> usize {
+            let dimensions = Dimensions::new([("user", user)]).expect("good dimensions");
+            let rules = self.shared.rules.load();
+            let mut passed = 0;
+            for _ in 0..requests {
+                let request = rules.match_request(&self.shared, 0, &dimensions);
+                let decided = request.decide(&self.shared, Surface::Check, 1).await.expect("decided");
+                passed += usize::from(decided.decision.is_allowed());
+            }
+            passed
+        }
+
+        /// Lets the time between two looks pass, and looks.
+        async fn look(&self) {
+            self.clock.advance(LOOK_EVERY);
+            self.control.look_once(Arc::clone(&self.shared)).await;
+            self.control.refresh().await.expect("in force");
+        }
+
+        /// Looks for a minute, with a request before each look.
+        async fn minute(&self) {
+            for _ in 0..12 {
+                assert_eq!(self.passed("carol", 1).await, 1);
+                self.look().await;
+            }
+        }
+
+        async fn state(&self, change: u64) -> ChangeState {
+            self.control.store().change(change).await.expect("a change").state
+        }
+    }
+
+    #[tokio::test]
+    async fn change_after_which_a_rule_denies_far_more_is_rolled_back() {
+        let fixture = Fixture::start().await;
+        fixture.limit(1_000_000).await;
+        fixture.minute().await;
+        let lowered = fixture.limit(1).await;
+        assert_eq!(fixture.passed("bob", 400).await, 1);
+        fixture.look().await;
+        assert_eq!(fixture.state(lowered).await, ChangeState::RolledBack);
+        assert_eq!(fixture.passed("bob", 10).await, 10);
+        let rollback = fixture.control.last_rollback().expect("a rollback");
+        assert_eq!((rollback.change, rollback.revision), (lowered, 3));
+    }
+
+    #[tokio::test]
+    async fn denials_by_an_emergency_roll_no_change_back() {
+        let fixture = Fixture::start().await;
+        fixture.limit(1_000_000).await;
+        fixture.minute().await;
+        let lowered = fixture.limit(500).await;
+        let body = r#"{"action":"block","rule":"per_user"}"#.to_owned();
+        let expires_ms = fixture.shared.now_ms() + 600_000;
+        let emergency = EmergencyRow { id: "stop".to_owned(), body, expires_ms };
+        let (store, ada) = (fixture.control.store(), fixture.control.attribution("ada"));
+        store.put_emergency(&emergency, ada).await.expect("put");
+        fixture.look().await;
+        assert_eq!(fixture.passed("bob", 400).await, 0);
+        fixture.look().await;
+        store.end_emergency("stop", ada).await.expect("ended");
+        fixture.look().await;
+        fixture.look().await;
+        assert_eq!(fixture.state(lowered).await, ChangeState::Applied);
+        assert_eq!(fixture.passed("bob", 900).await, 500);
+        fixture.look().await;
+        assert_eq!(fixture.state(lowered).await, ChangeState::RolledBack, "400 denials of its own");
+    }
+}

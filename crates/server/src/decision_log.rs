@@ -31,7 +31,7 @@ pub(crate) struct DecisionLog {
 /// The reason why a query failed.
 #[derive(Debug)]
 pub(crate) enum LogQueryError {
-    /// As many as may are being looked up.
+    /// The maximum number of queries is running.
     Busy,
     /// The store failed.
     Log(LogError),
@@ -204,7 +204,7 @@ mod tests {
             };
             assert!(everybody.iter().all(Result::is_ok));
             assert!(matches!(decision_log.why(request).await, Err(LogQueryError::Busy)));
-            let counted = decision_log.replay().replay((0, 1), 1, 7, |_, _| true, |count: u32| count).await;
+            let counted = decision_log.replay().replay((0, 1), 1, 7, |_, _| true).await;
             assert_eq!(counted.expect("replayed"), 7);
         });
     }

@@ -26,8 +26,8 @@ struct CarriedUsage {
     level: u128,
     held: u128,
     until_us: u64,
-    /// Whether the origin counts outstanding grants at less than their amount. Cells that are
-    /// counted anew do not know to which old cell a grant belongs.
+    /// Whether the origin counts outstanding grants at less than their amount. Cells
+    /// that are counted again do not know to which old cell a grant belongs.
     is_recounted: bool,
 }
 

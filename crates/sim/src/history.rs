@@ -1,4 +1,4 @@
-//! What happened in a world: the facts that checkers compare with the promises.
+//! The history of a world: the facts that checkers compare with the promises.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,7 @@ pub(crate) struct MeterHistory {
     ideal: Judge,
     /// Time of the last admission in each region, µs after the world began.
     pub(crate) passed_us: Vec<u64>,
-    /// Units of grants that the origin wrote off, and those of them that nodes spent and reported
+    /// Units of grants that the origin wrote off, and the units of these that nodes reported
     /// later.
     pub(crate) written_off: u64,
     late: u64,

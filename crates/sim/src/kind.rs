@@ -9,7 +9,7 @@ use crate::scenario::{Cut, CutKind, Scenario};
 /// Least number of bursts of a fast limit that drain within the lag and the peer timeout.
 const FAST_BURSTS: u32 = 4;
 
-/// Which links of a world are cut at some time.
+/// The links of a world that are cut at some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cuts {
     /// No links.
@@ -41,7 +41,7 @@ pub struct Kind {
     /// Whether several bursts drain within the lag and the peer timeout. The bound then depends on
     /// the drain, and not on the burst.
     pub is_fast: bool,
-    /// Which links are cut.
+    /// The links that are cut.
     pub cuts: Cuts,
 }
 

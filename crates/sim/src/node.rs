@@ -50,7 +50,7 @@ pub(crate) struct Node {
     pub(crate) frozen_until_us: u64,
     /// Whether it takes no more requests.
     pub(crate) closing: bool,
-    /// Which edition of the limits it knows.
+    /// The edition of the limits that it knows.
     pub(crate) edition: usize,
     /// The call in flight to each partition, and when it was first sent.
     pub(crate) in_flight: BTreeMap<u16, (Arc<Call>, u64)>,

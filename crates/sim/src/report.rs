@@ -90,7 +90,7 @@ pub struct Report {
     pub waited: u64,
     /// Requests that the origin did not answer in time.
     pub unanswered: u64,
-    /// Requests among those that passed by their node's part of the limit.
+    /// Requests that passed by a node share.
     pub alone: u64,
     /// The longest that one waited, µs.
     pub longest_wait_us: u64,
@@ -100,9 +100,9 @@ pub struct Report {
     pub ideal: u64,
     /// The busiest key in steady load.
     pub steady: Steady,
-    /// Calls, repeats not counted, and meters spoken of in them.
+    /// Calls, without repeats.
     pub calls: u64,
-    /// Meters spoken of in all calls.
+    /// Meter updates in all calls.
     pub updates: u64,
     /// Injected faults.
     pub faults: u64,

@@ -112,8 +112,7 @@ impl RuleEditions {
         self.rule(0, meter).terms
     }
 
-    /// Which edition has this version: every change is from one to the other, and the first version
-    /// is of the first.
+    /// Returns the edition of a version. Changes alternate between the two editions.
     pub(crate) fn edition_of(version: u64) -> usize {
         usize::from(version.is_multiple_of(2))
     }

@@ -61,7 +61,7 @@ pub enum Attack {
     Rush,
 }
 
-/// Which nodes requests come to.
+/// The nodes that receive requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     /// Any.
@@ -135,7 +135,7 @@ pub enum RuleChange {
     Period,
 }
 
-/// Which links are cut.
+/// The links of a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutKind {
     /// All of them.
@@ -153,7 +153,7 @@ pub enum CutKind {
 /// Some links are cut for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Which.
+    /// Its links.
     pub kind: CutKind,
     /// When, µs after the world began.
     pub at_us: u64,
@@ -223,7 +223,7 @@ pub struct Scenario {
     pub keys: usize,
     /// Whether every request is also under a limit that all keys share, twice as wide.
     pub shared: bool,
-    /// Which nodes requests come to.
+    /// The nodes that receive requests.
     pub spread: Spread,
     /// Requests, all together; of an attack, the most for the first key.
     pub requests: u64,

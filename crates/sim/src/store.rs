@@ -17,7 +17,7 @@ pub(crate) const FIRST_BOOT: u64 = 1;
 #[derive(Clone)]
 pub(crate) struct StoreContents {
     pub(crate) partitions: Vec<Partition>,
-    /// Which of them were called since they were empty.
+    /// Whether each partition was called since it was empty.
     pub(crate) called: Vec<bool>,
     /// Totals of expired meters: units charged, with written-off grants that count as used, and
     /// units given back.
@@ -90,7 +90,7 @@ impl Store {
         }
     }
 
-    /// Which life of it this is.
+    /// Returns the identity of the store after its last restart.
     pub(crate) fn id(&self, now_us: u64) -> StoreId {
         StoreId { lineage: 1, boot: self.boot, parent: 0, up_us: now_us - self.booted_us }
     }

@@ -50,7 +50,7 @@ impl ObjectStore {
         Self { listener, objects, withheld }
     }
 
-    /// Where it is, as `AWS_ENDPOINT_URL` has it.
+    /// Its URL, as in `AWS_ENDPOINT_URL`.
     pub fn url(&self) -> String {
         self.listener.url()
     }

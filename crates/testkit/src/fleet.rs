@@ -10,7 +10,7 @@ use crate::server::{Server, tidegate};
 
 /// Servers with the same rules and arguments.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct ServerFleet {
     program: PathBuf,
     log_level: Option<&'static str>,
     arguments: Vec<String>,
@@ -20,7 +20,7 @@ pub struct Fleet {
     folder: TempDir,
 }
 
-impl Fleet {
+impl ServerFleet {
     /// A fleet without servers yet. Each server starts with these arguments.
     pub fn new(program: impl Into<PathBuf>, rules: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
@@ -61,7 +61,7 @@ impl Fleet {
         std::fs::rename(next, self.folder.path().join("rules.toml")).expect("renamed");
     }
 
-    /// Where a listener of each server is.
+    /// The address of a listener of each server.
     pub fn addresses(&self, listener: &str) -> Vec<SocketAddr> {
         self.servers.iter().map(|server| server.address(listener)).collect()
     }

@@ -23,7 +23,7 @@ mod server;
 mod wait;
 
 pub use bucket::ObjectStore;
-pub use fleet::Fleet;
+pub use fleet::ServerFleet;
 pub use listener::{HttpListener, ReceivedRequest, Reply};
 pub use postgres::Postgres;
 pub use process::{Process, Signal};

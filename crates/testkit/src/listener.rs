@@ -70,7 +70,7 @@ impl HttpListener {
         Self { address, heard }
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }

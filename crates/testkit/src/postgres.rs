@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::process::{Process, Signal};
 use crate::wait::{START_TIME_MAX, free_port, wait_until};
 
-/// Where Debian keeps the releases, which are on no PATH.
+/// The folder in which Debian keeps the releases. It is on no PATH.
 const RELEASES: &str = "/usr/lib/postgresql";
 
 /// Users to run the server as if the test runs as root, which the server refuses. The first one

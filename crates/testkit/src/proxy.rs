@@ -85,7 +85,7 @@ impl Proxy {
         Self { address, traffic, server, counts }
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

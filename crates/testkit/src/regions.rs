@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::fleet::Fleet;
+use crate::fleet::ServerFleet;
 use crate::proxy::{Proxy, Traffic};
 use crate::redis::Redis;
 use crate::server::Server;
@@ -34,7 +34,7 @@ pub struct Regions {
     /// From each server to the Redis of its region, where it does not go there straight.
     stores: Vec<((usize, usize), Proxy)>,
     /// Starts the servers of all regions, and has none itself.
-    fleet: Fleet,
+    fleet: ServerFleet,
 }
 
 /// The way from one server to one of another region, each by region and place.
@@ -48,7 +48,7 @@ struct Link {
 impl Regions {
     /// Starts this many servers of `fleet` in each region, with `traffic` on the links between
     /// regions.
-    pub fn start(fleet: Fleet, servers: usize, traffic: Traffic) -> Self {
+    pub fn start(fleet: ServerFleet, servers: usize, traffic: Traffic) -> Self {
         let mut all = Self::empty(fleet);
         all.populate(servers, traffic);
         all
@@ -56,7 +56,7 @@ impl Regions {
 
     /// The same with `Traffic::Pass` between regions, and with a proxy between each server and its
     /// Redis too.
-    pub fn start_on_wires(fleet: Fleet, servers: usize) -> Self {
+    pub fn start_on_wires(fleet: ServerFleet, servers: usize) -> Self {
         let mut all = Self::empty(fleet);
         for place in places(servers) {
             all.stores.push((place, Proxy::start(all.regions[place.0].redis.address())));
@@ -65,7 +65,7 @@ impl Regions {
         all
     }
 
-    fn empty(fleet: Fleet) -> Self {
+    fn empty(fleet: ServerFleet) -> Self {
         let region = |name| Region { name, redis: Redis::start(&[]), servers: Vec::new() };
         Self { regions: REGIONS.map(region).into(), links: Vec::new(), stores: Vec::new(), fleet }
     }

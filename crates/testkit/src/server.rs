@@ -59,7 +59,7 @@ impl Server {
         Self { process, addresses }
     }
 
-    /// Where a listener is: `http`, `grpc`, `resp` or `admin`.
+    /// The address of a listener: `http`, `grpc`, `resp` or `admin`.
     pub fn address(&self, listener: &str) -> SocketAddr {
         self.addresses[listener]
     }

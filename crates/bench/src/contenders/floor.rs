@@ -27,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
 
 const KEY_COST: KeyCost = KeyCost { fill_ns: 30, bytes: 46 };
 
-/// As many lines per key as Tidegate's own table has.
+/// Keys per cache line, as in Tidegate's own table.
 const KEYS_PER_LINE: f64 = 1.4;
 
 /// Checks between the prefetch of a line and its use: enough to cover a cache miss, few enough for

@@ -38,9 +38,9 @@ pub(crate) struct Bar {
 }
 
 /// Returns the bars of the cases. The least number of requests applies to a whole run only.
-pub(super) fn of_cases(rows: &[Row], is_connected: bool) -> Vec<Bar> {
+pub(super) fn of_cases(rows: &[Row], is_full_run: bool) -> Vec<Bar> {
     let mut bars = vec![security_over(rows), comfort_over(rows), share(rows), waited(rows)];
-    if is_connected {
+    if is_full_run {
         let requests = security(rows).map(|row| row.requests).sum::<u64>();
         bars.push(Bar {
             name: "requests of security rules",

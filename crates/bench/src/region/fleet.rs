@@ -23,12 +23,12 @@ const CASE_ARGUMENTS: [&str; 4] = ["--memory", MEMORY, "--grpc-listen", "off"];
 const REGION_SOURCES: [&str; 2] = ["=\"global\"", "=\"regional\""];
 
 /// Servers that decide together, or each for itself if they have no store.
-pub(super) struct Fleet {
-    fleet: tidegate_testkit::Fleet,
+pub(super) struct BenchFleet {
+    fleet: tidegate_testkit::ServerFleet,
     pub(super) redis: Option<Redis>,
 }
 
-impl Fleet {
+impl BenchFleet {
     /// Starts servers that share a store.
     pub(super) fn start(program: &Path, nodes: usize) -> Self {
         Self::start_joined(program, nodes, &rules_file(), &CASE_ARGUMENTS)
@@ -95,10 +95,15 @@ impl Fleet {
     }
 }
 
-fn start_servers(program: &Path, nodes: usize, rules: &str, arguments: &[&str]) -> tidegate_testkit::Fleet {
+fn start_servers(
+    program: &Path,
+    nodes: usize,
+    rules: &str,
+    arguments: &[&str],
+) -> tidegate_testkit::ServerFleet {
     let arguments = [&["--workers", "1"], arguments].concat();
-    // That the origin is late now and then is in the table.
-    tidegate_testkit::Fleet::new(program, rules, &arguments).with_errors_only().with_servers(nodes)
+    // The report shows how often the origin was late, so the servers need not log it.
+    tidegate_testkit::ServerFleet::new(program, rules, &arguments).with_errors_only().with_servers(nodes)
 }
 
 /// Decisions of a server that the region's origin had no part in.

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::case::rules_toml;
 use super::client::{SourceKind, Timeline};
-use super::fleet::{Counts, Fleet};
+use super::fleet::{BenchFleet, Counts};
 use super::load::{Clients, DueRequest, Key, SentRequest};
 
 /// The requests that are offered, as a share of the rate.
@@ -134,7 +134,7 @@ pub(super) fn rules_file(plan: &Plan) -> String {
 }
 
 /// Runs all rows of a fleet.
-pub(super) fn run(fleet: &Fleet, plan: &Plan) -> Result<Vec<HalfLoad>> {
+pub(super) fn run(fleet: &BenchFleet, plan: &Plan) -> Result<Vec<HalfLoad>> {
     let mut rows = Vec::new();
     for rule in plan.rules {
         for spread in Spread::ALL {
@@ -149,7 +149,13 @@ pub(super) fn run(fleet: &Fleet, plan: &Plan) -> Result<Vec<HalfLoad>> {
     Ok(rows)
 }
 
-fn run_row(fleet: &Fleet, rule: HalfLoadRule, spread: Spread, time: Duration, seed: u64) -> Result<HalfLoad> {
+fn run_row(
+    fleet: &BenchFleet,
+    rule: HalfLoadRule,
+    spread: Spread,
+    time: Duration,
+    seed: u64,
+) -> Result<HalfLoad> {
     let (servers, name) = (fleet.addresses("http"), rule.name());
     let keys = [Key::fresh(format!("half-load-{}", spread.name()))];
     let clients = Clients { servers: &servers, timeline: Timeline::new(), rule: &name, keys: &keys };

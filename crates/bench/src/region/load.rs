@@ -120,7 +120,7 @@ impl Key {
 }
 
 impl Load<'_> {
-    /// Gives every key a name, and uses it up as far as the case wants.
+    /// Gives every key a name, and uses as much of its limit as the case states.
     pub(super) fn prepare(&self) -> Result<Vec<Key>> {
         let cost = self.case.used_before(self.time);
         if cost == 0 {

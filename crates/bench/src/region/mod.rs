@@ -33,7 +33,7 @@ use tidegate_testkit::Redis;
 use self::bars::Bar;
 use self::case::{Case, Class};
 use self::client::Timeline;
-use self::fleet::Fleet;
+use self::fleet::BenchFleet;
 use self::half_load::HalfLoad;
 use self::hedge::Hedge;
 use self::row::{Row, Settings};
@@ -41,6 +41,9 @@ use self::sequence::{Sequence, SequenceRow};
 use self::stall::{Plan, Stall};
 use self::warm::{Length, Warm};
 use crate::servers;
+
+/// Servers of the cases.
+const NODES: usize = 4;
 
 /// Offered rate, relative to the rate that the machine answers when it does nothing else. Random
 /// arrivals then find it ready. At a higher rate, servers shed.
@@ -59,9 +62,6 @@ const QUICK_COLD_KEYS: u64 = 500;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Servers of the region.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=16))]
-    nodes: u64,
     /// How long each row is measured.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: Option<u64>,
@@ -71,9 +71,6 @@ pub(crate) struct Args {
     /// A few rows of a few seconds.
     #[arg(long)]
     quick: bool,
-    /// Run only the cases of rules with this text in their name, such as `security` or `gcra_1000`.
-    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
-    rule: String,
     /// Leave the servers without a store, each counting for itself: the cases must then be missed.
     #[arg(long)]
     apart: bool,
@@ -106,7 +103,7 @@ enum Part {
     Exact,
 }
 
-/// All that a run found, as `--json` prints it.
+/// The findings of a run, as `--json` prints them.
 #[derive(Default, Serialize)]
 struct Findings {
     cases: Vec<Row>,
@@ -166,15 +163,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn run_cases(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
-    let nodes = usize::try_from(args.nodes)?;
     let fleet = if args.apart {
-        Fleet::start_apart(program, nodes)
+        BenchFleet::start_apart(program, NODES)
     } else {
-        Fleet::start_with_timeout(program, nodes, args.origin_timeout.as_deref())
+        BenchFleet::start_with_timeout(program, NODES, args.origin_timeout.as_deref())
     };
-    let mut cases = if args.quick { Case::quick() } else { Case::all() };
-    cases.retain(|case| case.rule.name().contains(&args.rule));
-    ensure!(!cases.is_empty(), "--rule: no rule's name contains {:?}", args.rule);
+    let cases = if args.quick { Case::quick() } else { Case::all() };
     let seconds = args.seconds.unwrap_or(if args.quick { QUICK_SECONDS } else { ROW_SECONDS });
     let timeline = Timeline::new();
     let per_second_max = match args.rate {
@@ -193,7 +187,7 @@ fn run_cases(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
         let row = row::run(&fleet, *case, &settings, number).with_context(|| format!("{case:?}"))?;
         found.cases.push(row);
     }
-    found.bars.extend(bars::of_cases(&found.cases, !args.quick && args.rule.is_empty()));
+    found.bars.extend(bars::of_cases(&found.cases, !args.quick));
     fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
     Ok(())
 }
@@ -229,7 +223,7 @@ fn run_exact(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
     let mut exact = ExactFindings::default();
     let plan = if args.quick { sequence::Plan::QUICK } else { sequence::Plan::WHOLE };
     for servers in plan.fleets {
-        let fleet = Fleet::start_with_rules(program, *servers, &surface::rules_file(plan.limits));
+        let fleet = BenchFleet::start_with_rules(program, *servers, &surface::rules_file(plan.limits));
         exact.sequences.extend(sequence::run(&fleet, plan)?);
         fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
     }
@@ -237,7 +231,7 @@ fn run_exact(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
     let mut plan = if args.quick { half_load::Plan::QUICK } else { half_load::Plan::WHOLE };
     plan.seconds = args.seconds.unwrap_or(plan.seconds);
     for servers in plan.fleets {
-        let fleet = Fleet::start_with_rules(program, *servers, &half_load::rules_file(&plan));
+        let fleet = BenchFleet::start_with_rules(program, *servers, &half_load::rules_file(&plan));
         exact.half_load.extend(half_load::run(&fleet, &plan)?);
         fleet.redis.iter().for_each(|redis| found.look_at_store(redis));
     }
@@ -247,7 +241,7 @@ fn run_exact(args: &Args, program: &Path, found: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-fn capacity(fleet: &Fleet, timeline: Timeline) -> Result<f64> {
+fn capacity(fleet: &BenchFleet, timeline: Timeline) -> Result<f64> {
     let widest = Case::all().into_iter().map(|case| case.rule).filter(|rule| rule.class == Class::Comfort);
     let rule = widest.max_by_key(|rule| rule.amount).context("there are rules")?;
     let per_second = load::capacity(&fleet.addresses("http"), timeline, &rule.name(), CAPACITY_TIME)?;

@@ -9,7 +9,7 @@ use tidegate::Limit;
 use super::case::{Case, Class};
 use super::client::{SourceKind, Timeline};
 use super::exact;
-use super::fleet::{Counts, Fleet};
+use super::fleet::{BenchFleet, Counts};
 use super::load::{Key, Load, SentRequest};
 use super::over::{OverAdmission, PassedRequest};
 
@@ -37,7 +37,7 @@ pub(super) struct Row {
     pub(super) alone: u64,
     /// Let pass, or refused, without a look at the limit.
     pub(super) undecided: u64,
-    /// Of all requests, those that waited for a call.
+    /// Share of requests that waited for a call.
     pub(super) waited: f64,
     pub(super) calls_per_request: f64,
     pub(super) updates_per_request: f64,
@@ -51,7 +51,7 @@ pub(super) struct Settings {
     pub(super) time: Duration,
 }
 
-pub(super) fn run(fleet: &Fleet, case: Case, settings: &Settings, number: u32) -> Result<Row> {
+pub(super) fn run(fleet: &BenchFleet, case: Case, settings: &Settings, number: u32) -> Result<Row> {
     let servers = fleet.addresses("http");
     let load = Load {
         case,

@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
-use tidegate_load::{Verdict, wait_until};
+use tidegate_load::{CheckDecision, wait_until};
 
-use super::fleet::Fleet;
+use super::fleet::BenchFleet;
 use super::surface::{Surface, SurfaceClient};
 use crate::machine;
 
@@ -134,17 +134,17 @@ impl Sequence {
         }
     }
 
-    fn record(&mut self, verdict: Verdict) {
+    fn record(&mut self, decision: CheckDecision) {
         self.requests += 1;
-        if verdict.is_allowed {
+        if decision.is_allowed {
             self.passed += 1;
         } else {
             self.passed_before_denial.get_or_insert(self.passed);
         }
         let exact = u64::from(self.case.limit).saturating_sub(self.passed);
-        self.inexact_remaining += u64::from(verdict.remaining != Some(exact));
+        self.inexact_remaining += u64::from(decision.remaining != Some(exact));
         if self.first_remaining.len() < SHOWN_COUNT {
-            self.first_remaining.extend(verdict.remaining);
+            self.first_remaining.extend(decision.remaining);
         }
     }
 
@@ -171,7 +171,7 @@ impl Sequence {
 }
 
 /// Runs all sequences of a fleet.
-pub(super) fn run(fleet: &Fleet, plan: Plan) -> Result<Vec<Sequence>> {
+pub(super) fn run(fleet: &BenchFleet, plan: Plan) -> Result<Vec<Sequence>> {
     let mut sequences = Vec::new();
     for surface in Surface::ALL {
         eprintln!("sequences: fleet of {}, {}", fleet.servers().len(), surface.name());
@@ -199,14 +199,14 @@ fn ask(clients: &mut [Box<dyn SurfaceClient>], case: SequenceCase, seed: u64) ->
     let (key, limit) = (case.key(), u64::from(case.limit));
     let mut chance = SmallRng::seed_from_u64(seed);
     let mut sequence = Sequence::new(case);
-    let mut ask_next = |sequence: &mut Sequence| -> Result<Verdict> {
+    let mut ask_next = |sequence: &mut Sequence| -> Result<CheckDecision> {
         let server = match case.order {
             Order::InTurn => sequence.requests as usize % clients.len(),
             Order::Random => chance.random_range(0..clients.len()),
         };
-        let verdict = clients[server].ask(&key, case.limit)?;
-        sequence.record(verdict);
-        Ok(verdict)
+        let decision = clients[server].ask(&key, case.limit)?;
+        sequence.record(decision);
+        Ok(decision)
     };
     for _ in 0..case.requests() {
         ask_next(&mut sequence)?;
@@ -289,7 +289,7 @@ pub(super) mod tests {
         let mut sequence = Sequence::new(case);
         for is_allowed in allowed {
             let remaining = u64::from(limit).saturating_sub(sequence.passed + u64::from(*is_allowed));
-            sequence.record(Verdict { is_allowed: *is_allowed, remaining: Some(remaining) });
+            sequence.record(CheckDecision { is_allowed: *is_allowed, remaining: Some(remaining) });
         }
         sequence
     }
@@ -316,8 +316,8 @@ pub(super) mod tests {
     #[test]
     fn a_remaining_that_is_not_the_rest_of_the_limit_is_counted() {
         let mut one = sequence(3, &[true]);
-        one.record(Verdict { is_allowed: true, remaining: Some(2) });
-        one.record(Verdict { is_allowed: true, remaining: None });
+        one.record(CheckDecision { is_allowed: true, remaining: Some(2) });
+        one.record(CheckDecision { is_allowed: true, remaining: None });
         assert_eq!((one.inexact_remaining, one.first_remaining.as_slice()), (2, &[2, 2][..]));
     }
 

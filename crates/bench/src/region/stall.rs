@@ -14,7 +14,7 @@ use tidegate_testkit::Signal;
 
 use super::case::{Case, Class, Costs, Offer, Rule};
 use super::client::{Answer, SourceKind, Timeline};
-use super::fleet::Fleet;
+use super::fleet::BenchFleet;
 use super::load::{Load, SentRequest};
 use super::pauses::Pauses;
 use super::tail::Tail;
@@ -71,7 +71,7 @@ pub(super) struct Stall {
     pub(super) requests: u64,
     pub(super) comfort_before: Tail,
     pub(super) comfort_meanwhile: Tail,
-    /// Answers to requests of security rules without the origin, and those of them that passed.
+    /// Requests of security rules that were decided without the origin, all and passed.
     pub(super) security_without: u64,
     pub(super) security_passed: u64,
     /// Of status 5xx.
@@ -105,8 +105,8 @@ struct StallSpan {
 }
 
 /// Runs the stall. Also returns the fleet, so that the caller can inspect its origin.
-pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, Fleet)> {
-    let fleet = Fleet::start(program, 1);
+pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, BenchFleet)> {
+    let fleet = BenchFleet::start(program, 1);
     eprintln!("stall: store stalled for {:?}, {} requests/s", plan.stalled, plan.per_second);
     let timeline = Timeline::new();
     let (asked, pauses) = Pauses::watch(timeline, || ask_throughout(&fleet, timeline, plan))?;
@@ -116,7 +116,7 @@ pub(super) fn run(program: &Path, plan: &Plan) -> Result<(Stall, Fleet)> {
 
 /// Returns the answers to requests of comfort and of security rules, and the span of the stall.
 fn ask_throughout(
-    fleet: &Fleet,
+    fleet: &BenchFleet,
     timeline: Timeline,
     plan: &Plan,
 ) -> Result<(Vec<Answer>, Vec<Answer>, StallSpan)> {
@@ -134,7 +134,7 @@ fn ask_throughout(
 }
 
 fn ask(
-    fleet: &Fleet,
+    fleet: &BenchFleet,
     timeline: Timeline,
     class: Class,
     per_second: f64,
@@ -154,7 +154,7 @@ fn ask(
     Ok(made.into_iter().map(|SentRequest { answer, .. }| answer).collect())
 }
 
-fn stand_still(fleet: &Fleet, timeline: Timeline, plan: &Plan) -> Result<StallSpan> {
+fn stand_still(fleet: &BenchFleet, timeline: Timeline, plan: &Plan) -> Result<StallSpan> {
     let redis = fleet.redis.as_ref().context("a fleet with a store")?;
     let started = machine::now();
     wait_until(started + plan.before);

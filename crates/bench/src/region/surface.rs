@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Error, Result, ensure};
 use prost::Message;
 use serde::Serialize;
-use tidegate_load::{HttpConnection, RespConnection, Verdict, throttle};
+use tidegate_load::{CheckDecision, HttpConnection, RespConnection, throttle};
 use tidegate_testkit::Server;
 use tokio::runtime::Runtime;
 use tonic::client::Grpc;
@@ -71,7 +71,7 @@ impl Surface {
 /// A connection to one server.
 pub(super) trait SurfaceClient {
     /// Checks one unit of a key with a limit of `limit` per day.
-    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict>;
+    fn ask(&mut self, key: &str, limit: u32) -> Result<CheckDecision>;
 }
 
 /// The rules by which `/v1/check` decides these limits.
@@ -88,7 +88,7 @@ fn rule(limit: u32) -> String {
 struct RatelimitClient(HttpConnection);
 
 impl SurfaceClient for RatelimitClient {
-    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
+    fn ask(&mut self, key: &str, limit: u32) -> Result<CheckDecision> {
         self.0.limit(NAMESPACE, key, limit.into(), PERIOD)?.map_err(Error::msg)
     }
 }
@@ -96,7 +96,7 @@ impl SurfaceClient for RatelimitClient {
 struct CheckClient(HttpConnection);
 
 impl SurfaceClient for CheckClient {
-    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
+    fn ask(&mut self, key: &str, limit: u32) -> Result<CheckDecision> {
         self.0.check(&[("rule", &rule(limit)), ("key", key)], 1)?.map_err(Error::msg)
     }
 }
@@ -104,7 +104,7 @@ impl SurfaceClient for CheckClient {
 struct ThrottleClient(RespConnection);
 
 impl SurfaceClient for ThrottleClient {
-    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
+    fn ask(&mut self, key: &str, limit: u32) -> Result<CheckDecision> {
         self.0.send(&throttle(key, limit.into(), PERIOD))?;
         self.0.read()?.map_err(Error::msg)
     }
@@ -140,7 +140,7 @@ impl EnvoyClient {
 }
 
 impl SurfaceClient for EnvoyClient {
-    fn ask(&mut self, key: &str, limit: u32) -> Result<Verdict> {
+    fn ask(&mut self, key: &str, limit: u32) -> Result<CheckDecision> {
         let entry = Entry { key: "key".to_owned(), value: key.to_owned() };
         let limit = LimitOverride { requests_per_unit: limit, unit: ENVOY_DAY };
         let request = EnvoyRequest {
@@ -149,16 +149,16 @@ impl SurfaceClient for EnvoyClient {
             hits_addend: 1,
         };
         let reply = self.runtime.block_on(grpc::unary(&mut self.client, ENVOY_METHOD, request))?;
-        envoy_verdict(&reply)
+        envoy_decision(&reply)
     }
 }
 
-fn envoy_verdict(reply: &EnvoyReply) -> Result<Verdict> {
+fn envoy_decision(reply: &EnvoyReply) -> Result<CheckDecision> {
     let (code, statuses) = (reply.overall_code, &reply.statuses);
     ensure!(statuses.len() <= 1, "{} descriptors were decided, expected 1", statuses.len());
     ensure!(matches!(code, ENVOY_OK | ENVOY_OVER_LIMIT), "unexpected status code {code}");
     let remaining = statuses.first().map(|status| status.limit_remaining.into());
-    Ok(Verdict { is_allowed: code == ENVOY_OK, remaining })
+    Ok(CheckDecision { is_allowed: code == ENVOY_OK, remaining })
 }
 
 #[cfg(test)]
@@ -176,14 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn an_envoy_reply_is_a_verdict_about_one_descriptor() {
+    fn an_envoy_reply_is_a_decision_about_one_descriptor() {
         let status = EnvoyStatus { limit_remaining: 7 };
         let reply = |overall_code, statuses| EnvoyReply { overall_code, statuses };
-        let allowed = envoy_verdict(&reply(ENVOY_OK, vec![status])).unwrap();
-        assert_eq!(allowed, Verdict { is_allowed: true, remaining: Some(7) });
-        assert!(!envoy_verdict(&reply(ENVOY_OVER_LIMIT, vec![status])).unwrap().is_allowed);
-        assert!(envoy_verdict(&reply(0, vec![status])).is_err());
-        assert_eq!(envoy_verdict(&reply(ENVOY_OK, vec![])).unwrap().remaining, None);
-        assert!(envoy_verdict(&reply(ENVOY_OK, vec![status; 2])).is_err());
+        let allowed = envoy_decision(&reply(ENVOY_OK, vec![status])).unwrap();
+        assert_eq!(allowed, CheckDecision { is_allowed: true, remaining: Some(7) });
+        assert!(!envoy_decision(&reply(ENVOY_OVER_LIMIT, vec![status])).unwrap().is_allowed);
+        assert!(envoy_decision(&reply(0, vec![status])).is_err());
+        assert_eq!(envoy_decision(&reply(ENVOY_OK, vec![])).unwrap().remaining, None);
+        assert!(envoy_decision(&reply(ENVOY_OK, vec![status; 2])).is_err());
     }
 }

@@ -8,10 +8,10 @@ use anyhow::{Result, ensure};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
-use tidegate_load::{RespConnection, Tally, run_clients, throttle};
+use tidegate_load::{CheckTally, RespConnection, run_clients, throttle};
 
 use super::client::ANSWER_TIME_MAX;
-use super::fleet::{Counts, Fleet};
+use super::fleet::{BenchFleet, Counts};
 use crate::machine;
 
 const NODES: usize = 2;
@@ -45,7 +45,7 @@ pub(super) struct Warm {
     pub(super) nodes: usize,
     pub(super) requests: u64,
     pub(super) per_second: f64,
-    /// Of all requests, those that were denied.
+    /// Share of denied requests.
     pub(super) denied: f64,
     /// Let pass undecided, and counted nowhere else.
     pub(super) shed: u64,
@@ -68,7 +68,7 @@ pub(super) struct Warm {
     pub(super) below_waited: f64,
 }
 
-/// Which limits the keys have.
+/// The limits of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limits {
     /// Every other key has one that it is always at, and the others one that they never reach.
@@ -119,9 +119,9 @@ impl LoadFigures {
 }
 
 /// Runs the load. Also returns the fleet, so that the caller can inspect its origin.
-pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, Fleet)> {
+pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, BenchFleet)> {
     let Length { rounds, time, .. } = length;
-    let (joined, apart) = (Fleet::start(program, NODES), Fleet::start_apart(program, NODES));
+    let (joined, apart) = (BenchFleet::start(program, NODES), BenchFleet::start_apart(program, NODES));
     eprintln!(
         "warm: {KEYS} keys on {NODES} servers, with an origin and without, {rounds} rounds of {time:?} each"
     );
@@ -129,15 +129,15 @@ pub(super) fn run(program: &Path, length: Length) -> Result<(Warm, Fleet)> {
     drop(apart);
     // One server has the machine to itself, as in production. Several would show how well the
     // machine runs them beside Redis, and not the cost of a decision.
-    let (one, one_apart) = (Fleet::start(program, 1), Fleet::start_apart(program, 1));
+    let (one, one_apart) = (BenchFleet::start(program, 1), BenchFleet::start_apart(program, 1));
     let below = beside(&one, &one_apart, Limits::Below, length)?;
     Ok((describe(half, below), joined))
 }
 
 /// Measures servers with an origin and without one, in turn.
 fn beside(
-    joined: &Fleet,
-    apart: &Fleet,
+    joined: &BenchFleet,
+    apart: &BenchFleet,
     limits: Limits,
     length: Length,
 ) -> Result<(LoadFigures, LoadFigures)> {
@@ -153,7 +153,7 @@ fn beside(
 }
 
 /// Sends requests until the keys are warm, at most `looks_max` times.
-fn warm_up(fleet: &Fleet, limits: Limits, looks_max: usize) -> Result<()> {
+fn warm_up(fleet: &BenchFleet, limits: Limits, looks_max: usize) -> Result<()> {
     for _ in 0..looks_max {
         let LoadFigures { asked, counts, .. } = ask_for(fleet, limits, WARM_UP_TIME)?;
         if counts.waited as f64 <= asked as f64 * limits.waited_max() {
@@ -194,12 +194,12 @@ fn describe(
 }
 
 /// Makes as many requests as are answered in `time`.
-fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<LoadFigures> {
+fn ask_for(fleet: &BenchFleet, limits: Limits, time: Duration) -> Result<LoadFigures> {
     let servers = fleet.addresses("resp");
     let before = fleet.counts()?;
     let started = machine::now();
     let client = |number: usize| ask(servers[number % servers.len()], limits, started + time, number as u64);
-    let mut all = Tally::default();
+    let mut all = CheckTally::default();
     run_clients(CONNECTIONS * servers.len(), client)?.into_iter().for_each(|tally| all.add(tally));
     let seconds = (machine::now() - started).as_secs_f64();
     let counts = fleet.counts()?.since(before);
@@ -207,10 +207,10 @@ fn ask_for(fleet: &Fleet, limits: Limits, time: Duration) -> Result<LoadFigures>
 }
 
 /// Makes requests over one connection.
-fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<Tally> {
+fn ask(server: SocketAddr, limits: Limits, ends: Instant, seed: u64) -> Result<CheckTally> {
     let mut chance = SmallRng::seed_from_u64(seed);
     let mut connection = RespConnection::open(server, ANSWER_TIME_MAX)?;
-    let mut tally = Tally::default();
+    let mut tally = CheckTally::default();
     while machine::now() < ends {
         let batch: String = (0..PIPELINE).map(|_| command(limits, chance.random_range(0..KEYS))).collect();
         connection.send(&batch)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tidegate_testkit::{Fleet, REGIONS, Regions, START_TIME_MAX, Traffic, wait_until};
+use tidegate_testkit::{REGIONS, Regions, START_TIME_MAX, ServerFleet, Traffic, wait_until};
 
 use crate::scrape::Metrics;
 
@@ -35,7 +35,7 @@ impl RegionsFixture {
     pub(super) fn start(program: &Path, rules: &str) -> Self {
         let arguments = ["--workers", "1", "--memory", MEMORY, "--grpc-listen", "off"];
         // Late and refused requests are in the table.
-        let fleet = Fleet::new(program, rules, &arguments).with_errors_only();
+        let fleet = ServerFleet::new(program, rules, &arguments).with_errors_only();
         let fixture = Self { regions: Regions::start(fleet, 1, APART) };
         wait_until("all regions to be connected", START_TIME_MAX, || fixture.is_connected());
         fixture

@@ -23,8 +23,7 @@ use crate::region::bars::Bar;
 use crate::region::report::print_bars;
 use crate::servers;
 
-/// Seconds of each row of `wan` by default, and with `--quick`. A larger value means fewer requests
-/// per second, for slower machines.
+/// Seconds of each row of `wan`, and with `--quick`. Higher: fewer requests per second.
 const ROW_SECONDS: u64 = 120;
 const QUICK_SECONDS: u64 = 2;
 
@@ -55,21 +54,6 @@ const QUICK_DOWN_SECONDS: u64 = 1;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub(crate) struct Args {
-    /// `wan`: active keys of a global rule, a third of them in each region.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(40..=10_000_000))]
-    keys: Option<u32>,
-    /// `wan`: seconds of requests in each row.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3_600))]
-    seconds: Option<u64>,
-    /// `strict`: requests of all regions together.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1_000..=100_000_000))]
-    requests: Option<u64>,
-    /// `strict`: for how many seconds at a time the link that flaps is there.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
-    up: Option<u64>,
-    /// `strict`: for how many seconds at a time it is down.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=600))]
-    down: Option<u64>,
     /// Few keys and requests, within seconds.
     #[arg(long)]
     quick: bool,
@@ -117,7 +101,7 @@ enum Part {
     Strict,
 }
 
-/// All that a run found, as `--json` prints it.
+/// The findings of a run, as `--json` prints them.
 #[derive(Default, Serialize)]
 struct Findings {
     wan: Option<Wan>,
@@ -146,23 +130,22 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 impl Args {
-    /// Returns the given value, or the default.
-    fn or<T>(&self, given: Option<T>, usual: T, quick: T) -> T {
-        given.unwrap_or(if self.quick { quick } else { usual })
+    fn or_quick<T>(&self, usual: T, quick: T) -> T {
+        if self.quick { quick } else { usual }
     }
 
     fn wan(&self, program: &Path) -> Result<Wan> {
-        let seconds = self.or(self.seconds, ROW_SECONDS, QUICK_SECONDS);
-        wan::run(program, self.or(self.keys, KEYS, QUICK_KEYS), Duration::from_secs(seconds))
+        let seconds = self.or_quick(ROW_SECONDS, QUICK_SECONDS);
+        wan::run(program, self.or_quick(KEYS, QUICK_KEYS), Duration::from_secs(seconds))
     }
 
     fn strict(&self, program: &Path) -> Result<Strict> {
         let plan = strict::Plan {
-            requests: self.or(self.requests, REQUESTS, QUICK_REQUESTS),
-            keys: self.or(None, STRICT_KEYS, QUICK_STRICT_KEYS),
-            connections: self.or(None, CONNECTIONS, QUICK_CONNECTIONS),
-            up: Duration::from_secs(self.or(self.up, UP_SECONDS, QUICK_UP_SECONDS)),
-            down: Duration::from_secs(self.or(self.down, DOWN_SECONDS, QUICK_DOWN_SECONDS)),
+            requests: self.or_quick(REQUESTS, QUICK_REQUESTS),
+            keys: self.or_quick(STRICT_KEYS, QUICK_STRICT_KEYS),
+            connections: self.or_quick(CONNECTIONS, QUICK_CONNECTIONS),
+            up: Duration::from_secs(self.or_quick(UP_SECONDS, QUICK_UP_SECONDS)),
+            down: Duration::from_secs(self.or_quick(DOWN_SECONDS, QUICK_DOWN_SECONDS)),
         };
         strict::run(program, &plan)
     }

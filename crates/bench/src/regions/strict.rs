@@ -54,7 +54,7 @@ pub(super) struct Strict {
     pub(super) share: f64,
     /// The same of the keys that each region decides for, in the order of the regions.
     pub(super) share_by_owner: Vec<f64>,
-    /// Requests over the link that overlap an outage, and those of them that passed.
+    /// Requests over the link that overlap an outage, all and passed.
     pub(super) unreachable: u64,
     pub(super) unreachable_passed: u64,
     /// Requests refused undecided although the owner region was reachable: its reply was late, or

@@ -35,7 +35,7 @@ pub(super) struct Outage {
     pub(super) to_us: u64,
 }
 
-/// All that was seen.
+/// The requests of a run, and their results.
 pub(super) struct StrictLoad {
     /// The region that decides for each key.
     pub(super) owners: Vec<usize>,

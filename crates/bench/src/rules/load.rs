@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use serde::Serialize;
-use tidegate_rules::change::{ChangeNeeds, OPERATIONS_MAX, Operation, Proposal};
+use tidegate_rules::change::{OPERATIONS_MAX, Operation, Proposal};
 use tidegate_rules::rows::RuleRow;
 use tidegate_rules::store::{Attribution, Store};
 use tidegate_testkit::{Postgres, Server, tidegate};
@@ -139,14 +139,7 @@ async fn fill(url: &str, mut rows: impl Iterator<Item = RuleRow>) -> Result<usiz
             break;
         }
         filled += operations.len();
-        let proposal = Proposal {
-            base_revision: revision,
-            reason: "a measurement".to_owned(),
-            operations,
-            effect: None,
-            needs: ChangeNeeds::Nothing,
-            undoes: Vec::new(),
-        };
+        let proposal = Proposal::new(revision, "a measurement", operations);
         let change = store.apply_new(&proposal, false, Attribution { by: "bench", now_ms: 1 }).await?;
         revision = change.revision.context("it was applied")?;
     }

@@ -1,13 +1,16 @@
 //! Clients that each drive their own connection until the time is up.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
-use tidegate_load::{HttpConnection, Pace, RespConnection, Tally, now, run_clients, throttle, wait_until};
+use tidegate_load::{
+    CheckTally, HttpConnection, Pace, RespConnection, now, run_clients, throttle, wait_until,
+};
 
 use super::plan::{Plan, Surface};
 use crate::Failure;
@@ -28,12 +31,15 @@ const CONNECTION_STRIDE: u64 = 0x1234_5678_9abc;
 /// digits.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
+/// Maximum number of stripes of the findings. A histogram has a quarter of a megabyte.
+const STRIPES_MAX: usize = 64;
+
 /// The period of every limit.
 const PERIOD: Duration = Duration::from_mins(1);
 
 /// Results of a run.
 pub(super) struct Findings {
-    pub(super) answers: Tally,
+    pub(super) answers: CheckTally,
     /// Nanoseconds, of requests that got a decision.
     pub(super) latency: Histogram<u64>,
     pub(super) taken: Duration,
@@ -42,7 +48,7 @@ pub(super) struct Findings {
 impl Findings {
     fn new() -> Result<Self, Failure> {
         let latency = Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).map_err(Failure::failed)?;
-        Ok(Self { answers: Tally::default(), latency, taken: Duration::ZERO })
+        Ok(Self { answers: CheckTally::default(), latency, taken: Duration::ZERO })
     }
 
     /// Requests that got a decision.
@@ -50,40 +56,77 @@ impl Findings {
         self.answers.decisions()
     }
 
-    fn record(&mut self, answers: Tally, taken: Duration) {
-        let ns = u64::try_from(taken.as_nanos()).unwrap_or(LATENCY_NS_MAX);
+    fn record(&mut self, answers: CheckTally, latency: Duration) {
+        let ns = u64::try_from(latency.as_nanos()).unwrap_or(LATENCY_NS_MAX);
         self.latency.saturating_record_n(ns.max(1), answers.decisions());
         self.answers.add(answers);
     }
 }
 
+/// The findings of all clients, in stripes: up to 64 clients do not wait for each other.
+struct StripedFindings {
+    stripes: Vec<Mutex<Findings>>,
+    /// Of all stripes, for the progress.
+    answered: AtomicU64,
+}
+
+impl StripedFindings {
+    fn new(clients: usize) -> Result<Self, Failure> {
+        let stripes = (0..clients.clamp(1, STRIPES_MAX)).map(|_| Findings::new().map(Mutex::new));
+        Ok(Self { stripes: stripes.collect::<Result<_, _>>()?, answered: AtomicU64::new(0) })
+    }
+
+    fn record(&self, client: usize, answers: CheckTally, latency: Duration) {
+        self.answered.fetch_add(answers.decisions(), Ordering::Relaxed);
+        self.update(client, |findings| findings.record(answers, latency));
+    }
+
+    fn fail(&self, client: usize, error: &io::Error) {
+        self.update(client, |findings| findings.answers.fail(error));
+    }
+
+    fn update(&self, client: usize, change: impl FnOnce(&mut Findings)) {
+        if let Some(stripe) = self.stripes.get(client % self.stripes.len()) {
+            // Counts are complete after each update, also if a client panics later.
+            change(&mut stripe.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    fn merge(self, taken: Duration) -> Result<Findings, Failure> {
+        let mut all = Findings { taken, ..Findings::new()? };
+        for stripe in self.stripes {
+            let findings = stripe.into_inner().unwrap_or_else(PoisonError::into_inner);
+            all.latency.add(findings.latency).map_err(Failure::failed)?;
+            all.answers.add(findings.answers);
+        }
+        Ok(all)
+    }
+}
+
 /// Puts the load on the server, and draws the progress.
 pub(super) fn run(plan: &Plan) -> Result<Findings, Failure> {
-    let (findings, started, drawer) = (Mutex::new(Findings::new()?), now(), thread::current());
     let clients = usize::try_from(plan.connections).map_err(Failure::failed)?;
-    thread::scope(|scope| {
+    let (findings, started, drawer) = (StripedFindings::new(clients)?, OnceLock::new(), thread::current());
+    let taken = thread::scope(|scope| {
         let load = scope.spawn(|| {
             let ran = run_clients(clients, |number| -> io::Result<()> {
-                BenchClient::new(plan, number as u64, started, &findings).run();
+                BenchClient::new(plan, number, *started.get_or_init(now), &findings).run();
                 Ok(())
             });
-            lock(&findings).taken = now() - started;
+            let taken = started.get().map_or(Duration::ZERO, |started| now() - *started);
             drawer.unpark();
-            ran
+            ran.map(|_| taken)
         });
         let progress = Progress::new(plan);
         while !load.is_finished() {
             thread::park_timeout(DRAW_EVERY);
-            progress.draw(started, lock(&findings).answered());
+            if let Some(started) = started.get() {
+                progress.draw(*started, findings.answered.load(Ordering::Relaxed));
+            }
         }
         load.join().map_err(|_| Failure::failed("the load panicked"))?.map_err(Failure::failed)
     })?;
-    Ok(findings.into_inner().unwrap_or_else(PoisonError::into_inner))
-}
-
-/// Counts are complete after each update, also if a client panics later.
-fn lock(findings: &Mutex<Findings>) -> MutexGuard<'_, Findings> {
-    findings.lock().unwrap_or_else(PoisonError::into_inner)
+    findings.merge(taken)
 }
 
 struct Progress(ProgressBar);
@@ -135,9 +178,9 @@ impl Connection {
         }
     }
 
-    /// Checks the keys together, as far as the surface has a pipeline.
-    fn ask(&mut self, plan: &Plan, keys: impl Iterator<Item = u64>) -> io::Result<Tally> {
-        let mut answers = Tally::default();
+    /// Checks the keys: one by one over HTTP, together over RESP.
+    fn check(&mut self, plan: &Plan, keys: impl Iterator<Item = u64>) -> io::Result<CheckTally> {
+        let mut answers = CheckTally::default();
         match self {
             Self::Http(connection) => {
                 for key in keys.map(|key| format!("k{key}")) {
@@ -164,19 +207,20 @@ impl Connection {
 /// One connection, and its part of the load.
 struct BenchClient<'a> {
     plan: &'a Plan,
+    number: usize,
     keys: Keys,
     pace: Pace,
     ends: Instant,
-    /// Of all clients: a histogram is a quarter of a megabyte.
-    findings: &'a Mutex<Findings>,
+    findings: &'a StripedFindings,
 }
 
 impl<'a> BenchClient<'a> {
-    fn new(plan: &'a Plan, number: u64, started: Instant, findings: &'a Mutex<Findings>) -> Self {
+    fn new(plan: &'a Plan, number: usize, started: Instant, findings: &'a StripedFindings) -> Self {
         let (place, clients) = (u32::try_from(number), u32::try_from(plan.connections));
         Self {
             plan,
-            keys: Keys { state: number * CONNECTION_STRIDE, count: plan.keys },
+            number,
+            keys: Keys { state: number as u64 * CONNECTION_STRIDE, count: plan.keys },
             pace: Pace::new(plan.every(), place.unwrap_or(0), clients.unwrap_or(1), started),
             ends: started + plan.duration,
             findings,
@@ -187,7 +231,7 @@ impl<'a> BenchClient<'a> {
         while now() < self.ends
             && let Err(error) = self.run_connection()
         {
-            lock(self.findings).answers.fail(&error);
+            self.findings.fail(self.number, &error);
             wait_until((now() + REOPEN_AFTER).min(self.ends));
         }
     }
@@ -197,8 +241,9 @@ impl<'a> BenchClient<'a> {
         let mut connection = Connection::open(self.plan)?;
         while let Some(due) = self.pace.wait(self.ends) {
             let keys = (0..self.plan.pipeline).map(|_| self.keys.draw());
-            let answers = connection.ask(self.plan, keys)?;
-            lock(self.findings).record(answers, now() - due);
+            let answers = connection.check(self.plan, keys)?;
+            let latency = now() - due;
+            self.findings.record(self.number, answers, latency);
         }
         Ok(())
     }
@@ -227,7 +272,33 @@ fn millis(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, mpsc};
+
     use super::*;
+
+    #[test]
+    fn clients_do_not_wait_for_each_other_and_their_findings_are_merged() {
+        let findings = Arc::new(StripedFindings::new(2).ok().unwrap());
+        let answers = || CheckTally { allowed: 2, denied: 1, ..CheckTally::default() };
+        let busy = findings.stripes[0].lock().unwrap();
+        let (done, ended) = mpsc::channel();
+        let others = Arc::clone(&findings);
+        let client = thread::spawn(move || {
+            others.record(1, answers(), Duration::from_millis(2));
+            others.fail(1, &io::Error::other("refused"));
+            done.send(()).unwrap();
+        });
+        let waited = ended.recv_timeout(Duration::from_secs(10));
+        drop(busy);
+        waited.expect("a client waits for the findings of another one");
+        client.join().unwrap();
+        findings.record(2, answers(), Duration::from_millis(8));
+        assert_eq!(findings.answered.load(Ordering::Relaxed), 6);
+        let all = Arc::into_inner(findings).unwrap().merge(Duration::from_secs(1)).ok().unwrap();
+        assert_eq!((all.answered(), all.answers.errors, all.taken), (6, 1, Duration::from_secs(1)));
+        assert_eq!(all.latency.len(), 6);
+        assert!(all.latency.max() >= 8_000_000 && all.latency.min() <= 2_000_000);
+    }
 
     #[test]
     fn keys_are_spread_and_differ_between_connections() {

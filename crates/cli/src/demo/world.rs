@@ -23,7 +23,7 @@ pub(super) const REGIONS: usize = 3;
 /// Names of the regions.
 pub(super) const NAMES: [&str; REGIONS] = ["eu", "us", "ap"];
 
-/// Which regions a link joins.
+/// The regions that each link joins.
 pub(super) const LINKS: [(usize, usize); REGIONS] = [(0, 1), (1, 2), (2, 0)];
 
 /// The limit of a key in all regions together: units per second, and the burst.

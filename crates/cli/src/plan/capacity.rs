@@ -119,7 +119,7 @@ pub(super) struct Load {
     pub(super) keys: u64,
     /// The part of `keys` that regions replicate.
     pub(super) global_keys: u64,
-    /// Of the requests, those that are about such a key.
+    /// The share of requests for such a key.
     pub(super) global_percent: u64,
     pub(super) limits: u64,
     pub(super) surface: Surface,

@@ -279,28 +279,31 @@ fn with_common(summary: &Summary, figures: Value) -> Value {
 
 fn print(summary: &Summary) -> Result<Reader, Failure> {
     let percent = |part, whole| format!("{:.2} %", share(part, whole) * 100.0);
-    let hours = summary.simulated_us as f64 / US_PER_HOUR;
     let rows = [
-        ("worlds", summary.seeds.to_string()),
-        ("region-hours", format!("{hours:.1}")),
-        ("requests", summary.requests.to_string()),
-        ("faults", summary.faults.to_string()),
         ("admitted share of a single bucket", percent(summary.admitted, summary.ideal)),
         ("requests that waited for the origin", percent(summary.waited, summary.requests)),
         ("requests that passed without the origin", percent(summary.alone, summary.requests)),
         ("longest wait", format!("{:.1} ms", summary.longest_wait_us as f64 / 1_000.0)),
         ("meter updates per request", format!("{:.2}", share(summary.updates, summary.requests))),
+    ];
+    say!("{}", figures(summary, rows))
+}
+
+/// The figures that all worlds have, and those of `rows` among them.
+fn figures<const N: usize>(summary: &Summary, rows: [(&str, String); N]) -> Table {
+    let first = [
+        ("worlds", summary.seeds.to_string()),
+        ("region-hours", format!("{:.1}", summary.simulated_us as f64 / US_PER_HOUR)),
+        ("requests", summary.requests.to_string()),
+        ("faults", summary.faults.to_string()),
+    ];
+    let last = [
         ("trace", format!("{:016x}", summary.trace_hash)),
         ("worlds that broke a promise", summary.broken.len().to_string()),
     ];
-    say!("{}", figures(rows))
-}
-
-/// A figure on each line.
-fn figures<const N: usize>(rows: [(&str, String); N]) -> Table {
     let mut table = table::without_header();
-    for (what, figure) in rows {
-        table.add_row(vec![what.to_owned(), figure]);
+    for (name, figure) in first.into_iter().chain(rows).chain(last) {
+        table.add_row(vec![name.to_owned(), figure]);
     }
     table::align_right(&mut table, 1);
     table

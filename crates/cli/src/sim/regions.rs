@@ -4,7 +4,7 @@ use comfy_table::Table;
 use serde_json::{Value, json};
 use tidegate_sim::{BoundReach, Kind, Report, Summary};
 
-use super::{US_PER_HOUR, figures};
+use super::figures;
 use crate::out::Reader;
 use crate::{Failure, table};
 
@@ -77,19 +77,12 @@ fn algorithm(kind: Kind) -> &'static str {
 }
 
 pub(super) fn print(summary: &Summary) -> Result<Reader, Failure> {
-    let hours = summary.simulated_us as f64 / US_PER_HOUR;
     let rows = [
-        ("worlds", summary.seeds.to_string()),
-        ("region-hours", format!("{hours:.1}")),
-        ("requests", summary.requests.to_string()),
-        ("faults", summary.faults.to_string()),
         ("isolations of a region", summary.isolations.to_string()),
         ("batches merged", summary.batches.to_string()),
         ("worlds with a checked long-run rate", summary.rated.to_string()),
-        ("trace", format!("{:016x}", summary.trace_hash)),
-        ("worlds that broke a promise", summary.broken.len().to_string()),
     ];
-    say!("{}\n\n{}", figures(rows), reached_table(summary))
+    say!("{}\n\n{}", figures(summary, rows), reached_table(summary))
 }
 
 /// How much of a printed bound was reached at most.

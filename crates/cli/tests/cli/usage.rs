@@ -257,7 +257,7 @@ fn closed_output_pipe_does_not_change_a_command() {
     assert!(stdout(&listed).contains("per_user"), "what nobody read about was done: {listed:?}");
 }
 
-/// Where the system has a device that is always full.
+/// Linux has a device that is always full.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_answer_that_cannot_be_written_is_a_failure() {

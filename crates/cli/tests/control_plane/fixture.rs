@@ -47,30 +47,18 @@ impl ControlFixture {
     pub fn make(&self, operations: Vec<Operation>) -> Change {
         self.runtime.block_on(async {
             let base_revision = self.store.revisions().await.expect("heads").revision;
-            let proposal = Proposal {
-                base_revision,
-                reason: "a test".to_owned(),
-                operations,
-                effect: None,
-                needs: ChangeNeeds::Nothing,
-                undoes: Vec::new(),
-            };
+            let proposal = Proposal::new(base_revision, "a test", operations);
             self.store.apply_new(&proposal, false, by()).await.expect("applied")
         })
     }
 
     /// Stores a change of `author` that waits for approval, and returns its id.
     pub fn waiting(&self, author: &str) -> u64 {
-        let proposal = Proposal {
-            base_revision: 0,
-            reason: "a test".to_owned(),
-            operations: vec![put(RowKind::Rule, "waits", &per_user(1))],
-            effect: None,
-            needs: ChangeNeeds::Approver,
-            undoes: Vec::new(),
-        };
-        let act = Attribution { by: author, ..by() };
-        self.runtime.block_on(self.store.propose(&proposal, act)).expect("kept").id
+        let operations = vec![put(RowKind::Rule, "waits", &per_user(1))];
+        let needs = ChangeNeeds::Approver;
+        let proposal = Proposal { needs, ..Proposal::new(0, "a test", operations) };
+        let attribution = Attribution { by: author, ..by() };
+        self.runtime.block_on(self.store.propose(&proposal, attribution)).expect("kept").id
     }
 
     /// The state of a change.

@@ -1,5 +1,5 @@
 //! A change after which a rule suddenly denies far more is rolled back automatically. The tests of
-//! the server look at the single cases; here, real servers share a store.
+//! `tidegate-control` cover the single cases; here, real servers share a store.
 
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tidegate_testkit::{Fleet, Proxy, Redis, Traffic, ask, wait_until};
+use tidegate_testkit::{Proxy, Redis, ServerFleet, Traffic, ask, wait_until};
 
 use crate::client::{Client, FOR_EVER, TIME_MAX, metric, start_region};
 use crate::load::Load;
@@ -20,7 +20,7 @@ fn rule(name: &str, class: &str, limit: u64, version: u32) -> String {
 }
 
 /// Waits until every server decides by a version of the only rule.
-fn wait_for_version(fleet: &Fleet, version: u64) {
+fn wait_for_version(fleet: &ServerFleet, version: u64) {
     for node in 0..fleet.servers.len() {
         let key = || ("security".to_owned(), "somebody else".to_owned());
         let is_it =
@@ -220,8 +220,8 @@ const WINDOW_LIMIT: u64 = 40;
 /// A client stops once it was admitted in more than this many cells.
 const CELLS: usize = 4;
 
-/// The longest that an origin believes in a grant of a key that was denied of late, µs: its life, a
-/// sixteenth more, and the origin's margin.
+/// The longest time after which the grant of a recently denied key lapses, µs: its life, a
+/// sixteenth more, and the margin of the origin.
 const STRICT_US_MAX: u64 = 300_000 + 300_000 / 16 + 300_000;
 
 /// A request that was granted, and between which moments, by the clock that the store has as well.

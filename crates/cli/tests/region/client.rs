@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tidegate_load::{HttpConnection, HttpReply, check_body};
-use tidegate_testkit::{Fleet, START_TIME_MAX, Server, wait_until};
+use tidegate_testkit::{START_TIME_MAX, Server, ServerFleet, wait_until};
 
 use crate::support::fleet;
 
@@ -27,7 +27,7 @@ pub fn lasts(time: Duration) {
 }
 
 /// Servers that are one limiter: so many of them, at an origin.
-pub fn start_region(origin: &str, rules: &str, servers: usize) -> Fleet {
+pub fn start_region(origin: &str, rules: &str, servers: usize) -> ServerFleet {
     let arguments = ["--origin", origin, "--region", "test", "--workers", "2"];
     fleet(rules, &arguments).with_servers(servers)
 }

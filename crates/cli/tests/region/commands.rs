@@ -125,7 +125,7 @@ fn throttle(mut connection: RespConnection, key: &str, times: usize) -> usize {
 
 type Entry = (i64, i64, i64, Vec<Vec<u8>>, String, String);
 
-/// Where numbers are that a call begins with.
+/// Positions of numbers at the start of a call.
 const SEQUENCE: usize = 0;
 const ASKS: usize = 5;
 

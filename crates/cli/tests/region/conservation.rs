@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use tidegate_testkit::{APPEND_ONLY, Cluster, Fleet, Proxy, Redis, Server, Signal, Traffic, ask, wait_until};
+use tidegate_testkit::{
+    APPEND_ONLY, Cluster, Proxy, Redis, Server, ServerFleet, Signal, Traffic, ask, wait_until,
+};
 
 use crate::client::{FOR_EVER, TIME_MAX, is_long, lasts, metric, start_region};
-use crate::load::{COST_MAX, Load, Tally};
+use crate::load::{COST_MAX, Load, LoadTally};
 use crate::meters::{MeterSums, assert_all_end, commands, meter_keys};
 
 /// One rule for each class that is never reached, and one that is.
@@ -65,7 +67,10 @@ fn held_of_guarded<'s>(servers: &(impl IntoIterator<Item = &'s Redis> + Clone)) 
 
 /// Returns the units charged under `security` limits beyond the admitted ones. Panics if fewer were
 /// charged than admitted.
-fn charged_for_nothing<'s>(tally: &Tally, servers: &(impl IntoIterator<Item = &'s Redis> + Clone)) -> u64 {
+fn charged_for_nothing<'s>(
+    tally: &LoadTally,
+    servers: &(impl IntoIterator<Item = &'s Redis> + Clone),
+) -> u64 {
     let more = |kind: &&str| {
         let (held, granted) = (MeterSums::of(servers.clone(), kind), tally.granted(kind));
         held.charged.checked_sub(granted).unwrap_or_else(|| panic!("{kind}: {granted} granted, {held:?}"))
@@ -76,10 +81,10 @@ fn charged_for_nothing<'s>(tally: &Tally, servers: &(impl IntoIterator<Item = &'
 /// Waits until the servers have reported all usage, stops them, and compares the admitted units
 /// with the origin. `security` limits are also charged lapsed grants and `known`, and nothing else.
 fn settle<'s>(
-    mut fleet: Fleet,
-    tally: &Tally,
+    mut fleet: ServerFleet,
+    tally: &LoadTally,
     servers: impl IntoIterator<Item = &'s Redis> + Clone,
-    known: impl Fn(&Fleet) -> u64,
+    known: impl Fn(&ServerFleet) -> u64,
 ) {
     // When so few units are granted, servers have reported each key again and know all lapses.
     let mut held = 0;
@@ -106,13 +111,13 @@ fn settle<'s>(
 }
 
 /// Only admitted units and lapses are charged.
-fn nothing_else(_: &Fleet) -> u64 {
+fn nothing_else(_: &ServerFleet) -> u64 {
     0
 }
 
 /// Returns the units that passed for requests after their timeout. A store that may have lost
 /// writes does not refund them.
-fn units_passed_after_timeout(fleet: &Fleet) -> u64 {
+fn units_passed_after_timeout(fleet: &ServerFleet) -> u64 {
     fleet.servers.iter().map(|node| metric(node, "tidegate_origin_returned_total")).sum()
 }
 
@@ -120,7 +125,7 @@ fn units_passed_after_timeout(fleet: &Fleet) -> u64 {
 fn survives(
     redis: &mut Redis,
     origin: &str,
-    known: impl Fn(&Fleet) -> u64,
+    known: impl Fn(&ServerFleet) -> u64,
     goes_wrong: impl FnOnce(&mut Redis, &Load),
 ) {
     let fleet = start_region(origin, &rules(), 2);

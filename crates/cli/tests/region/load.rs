@@ -36,14 +36,14 @@ pub struct ClientTally {
 
 /// Replies by the dimension of the requests.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct LoadTally {
     pub clients: BTreeMap<&'static str, ClientTally>,
     pub statuses: BTreeMap<u16, u64>,
     /// Requests without a reply, because the server went away.
     pub lost: u64,
 }
 
-impl Tally {
+impl LoadTally {
     pub fn granted(&self, kind: &str) -> u64 {
         self.clients.get(kind).map_or(0, |client_tally| client_tally.granted)
     }
@@ -60,7 +60,7 @@ impl Tally {
 struct Shared {
     stop: AtomicBool,
     places: Mutex<Vec<SocketAddr>>,
-    tally: Mutex<Tally>,
+    tally: Mutex<LoadTally>,
 }
 
 /// Clients that make checks until they are stopped.
@@ -91,7 +91,7 @@ impl Load {
     }
 
     /// Returns the replies so far.
-    pub fn so_far(&self) -> Tally {
+    pub fn so_far(&self) -> LoadTally {
         self.shared.tally().clone()
     }
 
@@ -116,7 +116,7 @@ impl Load {
     }
 
     /// Stops the clients. Returns all their replies.
-    pub fn stop(self) -> Tally {
+    pub fn stop(self) -> LoadTally {
         self.shared.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
             client.join().expect("no panic");
@@ -128,7 +128,7 @@ impl Load {
 }
 
 impl Shared {
-    fn tally(&self) -> MutexGuard<'_, Tally> {
+    fn tally(&self) -> MutexGuard<'_, LoadTally> {
         self.tally.lock().expect("no panic")
     }
 

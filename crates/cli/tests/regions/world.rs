@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use tidegate_testkit::{Fleet, Proxy, REGIONS, Regions, Traffic, wait_until};
+use tidegate_testkit::{Proxy, REGIONS, Regions, ServerFleet, Traffic, wait_until};
 
 use crate::client::{Client, TIME_MAX, lasts};
 use crate::support::{fleet, tidegate};
@@ -137,7 +137,7 @@ impl World {
 }
 
 /// Servers with these rules and these arguments besides their place.
-fn servers(rules: &str, arguments: &[&str]) -> Fleet {
+fn servers(rules: &str, arguments: &[&str]) -> ServerFleet {
     // The tests examine traffic between regions, so a busy machine may delay the origins.
     fleet(rules, &[&["--workers", "1", "--origin-timeout", "2s"], arguments].concat())
 }

@@ -102,7 +102,7 @@ fn emergency_without_selected_keys_needs_confirmation() {
 fn an_emergency_that_does_not_go_with_the_others_is_refused() {
     let desk = Desk::new();
     desk.good("ann", &["rules", "apply", &desk.rule(5), "--yes"]);
-    // All that is in force may look at sixteen header fields together.
+    // Rules and emergencies in force use at most 16 header fields together.
     let declare = |id: usize, headers: usize| {
         let when: Map<String, Value> =
             (0..headers).map(|at| (format!("header.x{id}{at}"), "y".into())).collect();

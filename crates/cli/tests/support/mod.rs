@@ -12,7 +12,7 @@ pub mod terminal;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tidegate_testkit::{Fleet, Server};
+use tidegate_testkit::{Server, ServerFleet};
 
 /// The program with its arguments.
 pub fn tidegate(arguments: &[&str]) -> Command {
@@ -25,8 +25,8 @@ pub fn serve(arguments: &[&str]) -> Server {
 }
 
 /// Servers of the test's own that share rules and arguments. None is started yet.
-pub fn fleet(rules: &str, arguments: &[&str]) -> Fleet {
-    Fleet::new(env!("CARGO_BIN_EXE_tidegate"), rules, arguments)
+pub fn fleet(rules: &str, arguments: &[&str]) -> ServerFleet {
+    ServerFleet::new(env!("CARGO_BIN_EXE_tidegate"), rules, arguments)
 }
 
 /// A file of the test's own, for as long as its folder lives. Gives its path.

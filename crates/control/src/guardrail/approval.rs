@@ -64,8 +64,8 @@ impl ShortRule {
     }
 }
 
-/// Returns rules in short form as far as there is space, those that deny the largest share of their
-/// passing requests first. For all others it returns their largest shares.
+/// Returns the rules that fit in short form, the largest share of passing requests first. Returns
+/// the largest shares of the other rules.
 pub(super) fn in_short(rules: Vec<RuleMeasurement>) -> (Vec<ShortRule>, Option<(f64, f64)>) {
     let mut all: Vec<ShortRule> = rules.into_iter().map(ShortRule::new).collect();
     all.sort_by(|a, b| b.2.total_cmp(&a.2).then_with(|| a.0.cmp(&b.0)));
@@ -75,7 +75,7 @@ pub(super) fn in_short(rules: Vec<RuleMeasurement>) -> (Vec<ShortRule>, Option<(
     (all, others)
 }
 
-/// How many of these names there is room for.
+/// Returns the number of these names that fit.
 fn room<'n>(names: impl Iterator<Item = &'n str>, bytes_max: usize) -> usize {
     // In JSON, a quotation mark or a backslash takes two.
     let escaped = |name: &str| name.bytes().filter(|byte| matches!(byte, b'"' | b'\\')).count();
@@ -91,11 +91,11 @@ fn room<'n>(names: impl Iterator<Item = &'n str>, bytes_max: usize) -> usize {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct HalvedRule {
     rule: String,
-    /// That part.
+    /// The part that it leaves.
     left: f64,
 }
 
-/// As many of them as there is room for.
+/// Returns the first of them, within the room for halved rules.
 pub(super) fn listed_halved(all: &[(&str, f64)]) -> Vec<HalvedRule> {
     let room = room(all.iter().map(|(rule, _)| *rule), HALVED_BYTES_MAX);
     let listed = all.iter().take(room);
@@ -107,7 +107,7 @@ pub(super) fn listed_halved(all: &[(&str, f64)]) -> Vec<HalvedRule> {
 pub(crate) struct ApprovedEffect {
     newly_denied_percent: f64,
     of_rules: HashMap<String, DeniedShares>,
-    /// Of the rules for which there was no room.
+    /// The largest shares of the rules that did not fit.
     of_others: DeniedShares,
     halved: HashMap<String, f64>,
     halved_others: usize,

@@ -51,7 +51,7 @@ pub(crate) struct BackTest {
     approved: Arc<ApprovedEffect>,
     records: u64,
     held: usize,
-    /// When the first of all records was made, and the last.
+    /// Times of the first and the last record.
     window_ms: Option<(u64, u64)>,
     seen: Vec<LoggedRequest>,
     /// The same requests under the rules as they will be once overrides have ended, if any do.
@@ -64,7 +64,7 @@ struct LoggedRequest {
     at_ms: u64,
     cost: u64,
     verdict: RecordVerdict,
-    /// Number of requests that the record stands for.
+    /// Number of requests that the record represents.
     drawn_from: f64,
     /// Whether the rules in force decided it, so that their verdict is known.
     is_known: bool,
@@ -492,7 +492,7 @@ fn streams(
 /// Record counts of all rules of a change and of each, to judge whether they suffice.
 #[derive(Debug)]
 struct SampleCoverage {
-    /// Requests that one missing record would stand for.
+    /// Requests that one missing record would represent.
     one_more: f64,
     all: SampleCount,
     rules: HashMap<u32, SampleCount>,
@@ -504,7 +504,7 @@ struct SampleCount {
     records: u64,
     /// Requests that pass, or may.
     passing: f64,
-    /// How far off that may be, squared.
+    /// Variance of the estimate.
     doubt: f64,
 }
 
@@ -546,14 +546,14 @@ fn doubt(drawn_from: f64) -> f64 {
     drawn_from * (drawn_from - 1.0)
 }
 
-/// Fate of the requests that a record stands for, as shares of them.
+/// Fate of the requests that a record represents, as shares of them.
 #[derive(Debug, Default)]
 struct RequestFate {
     /// Share that passes under the rules in force.
     passing: f64,
     newly_denied: f64,
     newly_allowed: f64,
-    /// The rule that does most of it.
+    /// The rule with the most denials.
     denied_by: Option<u32>,
 }
 
@@ -663,7 +663,7 @@ impl Model {
         }
     }
 
-    /// Returns the share that passes of a request and of those it stands for, and the rule that
+    /// Returns the share that passes of the requests that a record represents, and the rule that
     /// denies most of the rest. Rules are charged for a request that passes all of them. A
     /// `recorded` result replaces the meter of its rule.
     fn decide(
@@ -679,7 +679,7 @@ impl Model {
                 (None, None) => (true, (0, 0)),
                 (None, Some(side)) => {
                     let meter = self.advance(&side, seen.at_ms);
-                    // A record that is not a sample stands for itself alone.
+                    // A record that is not a sample represents one request.
                     let flow = if seen.is_drawn() { meter.take_flow() } else { (0, 0) };
                     (meter.has_room(seen.cost), flow)
                 }
@@ -703,7 +703,7 @@ fn share_of(passes: bool) -> f64 {
     f64::from(u8::from(passes))
 }
 
-/// Which meter counts a request under a rule.
+/// Returns the meter that counts a request under a rule.
 fn place(tenant: &str, found: &RuleMatch<'_, '_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&found.rule.name, tenant, &found.key[..]).hash(&mut hasher);

@@ -13,14 +13,14 @@ use std::collections::HashMap;
 use super::meter::Stream;
 use super::rate::{Rate, as_real};
 
-/// Number of records from which on a key's own records give its requests and their span; below it,
-/// all such keys together do.
+/// A key with this many records or more is estimated by its own records. Keys with fewer records
+/// are estimated together.
 const OWN_FROM: usize = 5;
 
 /// Minimum number of keys with `n` records for an estimate from those with `n + 1`.
 const KEYS_MIN: f64 = 20.0;
 
-/// How many standard deviations more keys may have had two records than have.
+/// Standard deviations that [`Guess::AtMost`] adds to the number of keys with two records.
 const DEVIATIONS_MAX: f64 = 2.0;
 
 /// Assumption about keys with one record.
@@ -53,7 +53,7 @@ pub(super) struct SpentLevel {
 }
 
 impl Key {
-    /// How long its requests came, if they came evenly.
+    /// The time span of its requests, if they came evenly.
     fn span_ms(&self) -> f64 {
         let drawn = f64::from(self.drawn);
         as_real(self.last_ms.saturating_sub(self.first_ms)) * (drawn + 1.0) / (drawn - 1.0).max(1.0)
@@ -65,7 +65,7 @@ impl Key {
 struct Pool {
     /// Keys by how many records they have, up to a few.
     keys: [f64; OWN_FROM + 1],
-    /// How long the requests of those with several came, added up.
+    /// Sum of the time spans of keys with several records.
     spans_ms: f64,
 }
 
@@ -73,13 +73,13 @@ struct Pool {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SampledRecord {
     pub(super) at_ms: u64,
-    /// How many requests it was drawn from.
+    /// The number of requests that it was drawn from.
     pub(super) from: f64,
     pub(super) cost: u64,
     pub(super) spent: Option<SpentLevel>,
 }
 
-/// The keys of a sample, by where they are counted.
+/// The keys of a sample, by their meters.
 #[derive(Debug, Default)]
 pub(super) struct Keys(HashMap<u64, Key>);
 
@@ -123,7 +123,7 @@ impl Keys {
 }
 
 impl Pool {
-    /// How many other records there would be of a key with so many, if its records were drawn anew.
+    /// Estimates the other records of a key with this many, if the log sampled its requests again.
     fn others(&self, drawn: usize, guess: Guess) -> f64 {
         let own = f64::from(u32::try_from(drawn.saturating_sub(1)).unwrap_or(u32::MAX));
         let (Some(&keys), Some(&more)) = (self.keys.get(drawn), self.keys.get(drawn + 1)) else { return own };
@@ -136,8 +136,8 @@ impl Pool {
         }
     }
 
-    /// How long the requests of keys with few records came: as far as is known, for all of the
-    /// time.
+    /// Returns the time span of the requests of keys with few records: the mean of the keys that
+    /// have several, or the whole window if none has.
     fn span_ms(&self, window_ms: f64) -> f64 {
         let several: f64 = self.keys.iter().take(OWN_FROM).skip(2).sum();
         if several > 0.0 { self.spans_ms / several } else { window_ms }

@@ -17,7 +17,7 @@ pub(super) struct Stream {
     pub(super) from_ms: u64,
     pub(super) to_ms: u64,
     pub(super) requests: u64,
-    /// Of each.
+    /// Cost of each request.
     pub(super) cost: u64,
 }
 
@@ -41,13 +41,13 @@ fn part(whole: u64, numerator: u64, denominator: u64) -> u64 {
 pub(super) struct KeyMeter {
     limit: Limit,
     meter: Meter,
-    /// When its clock starts.
+    /// The time at which its clock starts.
     start_us: u64,
-    /// Until when the stream is decided.
+    /// The time up to which the stream is decided.
     at_ms: u64,
     /// Time that the meter rested, because the requests of a stream were not decided one by one.
     rested_us: u64,
-    /// Requests of the stream since the last call of `share`, and those of them that passed.
+    /// Requests of the stream since the last call of `share`, all and passed.
     came: u64,
     passed: u64,
 }
@@ -146,7 +146,7 @@ impl KeyMeter {
         self.meter = self.meter.charge(&self.limit, self.now(self.at_ms * 1_000), cost);
     }
 
-    /// Returns the requests of the stream since the last call, and those of them that passed.
+    /// Returns the requests of the stream since the last call, all and passed.
     pub(super) fn take_flow(&mut self) -> (u64, u64) {
         (std::mem::take(&mut self.came), std::mem::take(&mut self.passed))
     }

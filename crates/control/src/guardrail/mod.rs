@@ -34,7 +34,6 @@ use self::approval::{HalvedRule, ShortRule, listed_halved};
 use self::plan::NOTHING_LEFT;
 
 pub(crate) use self::approval::ApprovedEffect;
-pub(crate) use self::back_test::BackTest;
 pub(crate) use self::plan::{ChangePlan, ChangeScope, StricterRules, tightened, with};
 
 /// Share of newly denied requests above which a change needs confirmation. Higher: fewer
@@ -48,7 +47,8 @@ const APPROVE_ABOVE: f64 = 0.5;
 /// read.
 pub(crate) const WINDOW_MS: u64 = 60 * 60 * 1_000;
 
-/// How many of them at most, the latest. More: surer; a plan takes longer.
+/// Maximum number of replayed decisions; the latest are taken. Higher: more certain; a plan takes
+/// longer.
 pub(crate) const RECORDS_MAX: u64 = 200_000;
 
 /// Maximum number of touched rules listed by name.
@@ -60,7 +60,7 @@ pub struct ChangeEffect {
     /// Consent that the change needs before it is applied.
     #[serde(serialize_with = "word")]
     pub needs: ChangeNeeds,
-    /// Why.
+    /// The reason.
     pub because: String,
     /// The rules that it touches, the first of them.
     touched: Vec<String>,
@@ -80,30 +80,30 @@ pub struct ChangeEffect {
 pub(crate) struct Measurement {
     /// Records of the log that were decided again.
     records: u64,
-    /// Requests that they stand for.
+    /// Requests that these records represent.
     requests: f64,
-    /// Those of them that pass under the rules as they are.
+    /// Requests that pass under the rules in force.
     #[serde(default)]
     passing: f64,
-    /// Those that pass, and would be denied.
+    /// Requests that pass now, and would be denied.
     newly_denied: f64,
-    /// Those that are denied, and would pass.
+    /// Requests that are denied now, and would pass.
     newly_allowed: f64,
     /// Share of the passing requests, in percent: of the rule with the largest share, or of all.
     newly_denied_percent: f64,
-    /// That rule; `None` if the share of all together is the largest.
+    /// The rule with the largest share; `None` if the share of all together is the largest.
     #[serde(default)]
     worst: Option<String>,
     /// Upper bound of the same, if keys with one record had as many requests as possible.
     #[serde(default)]
     at_most_percent: f64,
-    /// Whether that much is denied only once overrides have ended.
+    /// Whether the share is reached only after overrides have ended.
     #[serde(default)]
     once_ended: bool,
-    /// The same of the rules that deny more, those first that deny most.
+    /// The measurements of the rules that deny more, the largest first.
     #[serde(default)]
     rules: Vec<RuleMeasurement>,
-    /// The others in short, and the largest shares of those for which there is no room.
+    /// The other rules in short form. `others` has the largest shares of the rules without room.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     in_short: Vec<ShortRule>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,7 +132,7 @@ struct UncertainRule {
 }
 
 impl UncertainRule {
-    /// Why it could not be known, however many records there were.
+    /// Returns the reason why no number of records could show the effect, if there is one.
     fn not_measured(&self) -> Option<UnknownReason> {
         Some(self.why.clone())
             .filter(|why| matches!(why, UnknownReason::NotLogged(_) | UnknownReason::CountedOtherwise))
@@ -234,12 +234,12 @@ impl ChangeEffect {
         self
     }
 
-    /// Requires at least a confirmation of the author, who answers this question.
-    pub(crate) fn confirmed_for(mut self, question: &str) -> Self {
+    /// Requires at least that the author confirms this.
+    pub(crate) fn confirmed_for(mut self, confirmation: &str) -> Self {
         if self.needs == ChangeNeeds::Nothing {
             self.needs = ChangeNeeds::Confirmation;
         }
-        self.because = format!("{question}; {}", self.because);
+        self.because = format!("{confirmation}; {}", self.because);
         self
     }
 }

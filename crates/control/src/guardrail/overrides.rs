@@ -35,7 +35,7 @@ struct KeyTerms {
 }
 
 impl KeyTerms {
-    /// Whether all passes that passes under others.
+    /// Whether these terms pass all requests that the other terms pass.
     fn covers(self, was: Self) -> bool {
         match (was.mode, self.mode) {
             (_, Mode::Shadow) => true,
@@ -73,7 +73,7 @@ impl TermsChange {
     }
 }
 
-/// Which keys an override is for, and when.
+/// The keys of an override, and the time for which it applies.
 #[derive(Clone, Debug, PartialEq)]
 struct OverrideScope {
     rule: String,
@@ -112,7 +112,7 @@ impl OverrideScope {
             && parts.all(|(own, of)| own.matches(of.as_str()))
     }
 
-    /// Whether a key may be among those of both.
+    /// Whether both may have a key in common.
     fn may_meet(&self, other: &Self) -> bool {
         let is_other_tenant = self.tenant.is_some() && other.tenant.is_some() && self.tenant != other.tenant;
         // Addresses have many spellings.
@@ -144,7 +144,7 @@ struct PatternChange {
     turn: TermsChange,
 }
 
-/// The overrides that a change is about, beside those that are there.
+/// The overrides of a change, beside the existing ones.
 pub(super) struct ChangedOverrides<'s> {
     before: &'s NamedRules<'s>,
     after: &'s NamedRules<'s>,
@@ -155,7 +155,7 @@ pub(super) struct ChangedOverrides<'s> {
     heirs: InheritingOverrides<'s>,
 }
 
-/// Overrides that a change does not name, of rules that pass on other terms by it.
+/// Overrides that inherit changed terms from a rule of the change, without being named by it.
 struct InheritingOverrides<'s> {
     rows: &'s [RuleRow],
     rules: HashSet<&'s str>,
@@ -189,8 +189,8 @@ impl<'s> InheritingOverrides<'s> {
     }
 }
 
-/// The keys that a change leaves half, or less, one by one: how many of each rule, and the least
-/// that is left of any.
+/// Keys whose limits a change halves one by one: their number for each rule, and the smallest part
+/// left.
 #[derive(Default)]
 struct Keys(BTreeMap<String, (usize, f64)>);
 
@@ -203,7 +203,7 @@ impl Keys {
         *least = least.min(left);
     }
 
-    /// Rules with so many of them that they count as all.
+    /// Returns the rules with so many halved keys that they count as the whole rule.
     fn many(&self) -> impl Iterator<Item = (&str, f64)> {
         let many = self.0.iter().filter(|(_, (count, _))| *count > KEYS_MAX);
         many.map(|(rule, (_, least))| (rule.as_str(), *least))
@@ -251,7 +251,7 @@ impl<'s> ChangedOverrides<'s> {
         Self { before, after, changed, cut_short, patterns, heirs }
     }
 
-    /// Finds the rules that overrides touch, and those that may deny more by them.
+    /// Finds the rules that overrides touch, and the rules that may deny more by these overrides.
     pub(super) fn compare(&self, found: &mut RuleDiff) {
         found.cut_short.extend(self.cut_short.iter().cloned());
         let mut keys = Keys::default();
@@ -307,7 +307,7 @@ impl<'s> ChangedOverrides<'s> {
         TermsChange { was: over.terms(self.before), is: over.terms(self.after) }
     }
 
-    /// Of an override that was not there.
+    /// The changes of the keys of a new override.
     fn turns_with(&self, new: &OverrideScope) -> Vec<TermsChange> {
         let own = self.turn(new);
         let met = self.met(new).map(|PatternChange { over, turn }| {
@@ -316,7 +316,7 @@ impl<'s> ChangedOverrides<'s> {
         [own].into_iter().chain(met).collect()
     }
 
-    /// Of an override that is no more.
+    /// The changes of the keys of a deleted override.
     fn turns_without(&self, old: &OverrideScope) -> Vec<TermsChange> {
         let own = self.turn(old);
         let met = self.met(old).map(|PatternChange { over, turn }| {

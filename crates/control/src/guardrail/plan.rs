@@ -14,15 +14,16 @@ use super::back_test::BackTest;
 use super::overrides::{ChangedOverrides, end_ms};
 use super::rate::Rate;
 
-/// Moments at which overrides of a change end that are looked at: the earliest, and that when all
-/// have ended. Higher: a plan takes longer, because every request is looked up at each of them.
+/// Maximum number of moments at which a plan is evaluated: the earliest ends of overrides, and the
+/// time after all have ended. Higher: a plan takes longer, because it evaluates every request at
+/// each moment.
 const MOMENTS_MAX: usize = 16;
 
 /// Part left in the worst case if nothing was enforced before, because the passing amount is
 /// unknown.
 pub(super) const NOTHING_LEFT: f64 = 0.0;
 
-/// When all has ended that ends.
+/// A time after all overrides have ended.
 pub(super) const AFTER_ALL_MS: u64 = u64::MAX;
 
 /// A change, compiled beside the rules in force.
@@ -35,14 +36,14 @@ pub(crate) struct ChangePlan {
     moments: Vec<u64>,
 }
 
-/// Which rules a change is about.
+/// The rules that a change touches.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ChangeScope {
-    /// Those that it touches, in order.
+    /// All of them, in order.
     pub(super) touched: Arc<[String]>,
-    /// Those of them that deny more than before, or may.
+    /// The touched rules that deny more than before, or may.
     pub(super) tighter: Arc<[TightenedRule]>,
-    /// The overrides that are not there for as long as they were, or not as they were.
+    /// Overrides that the change removes, shortens or alters.
     pub(super) cut_short: Arc<HashSet<String>>,
 }
 
@@ -87,7 +88,7 @@ impl ChangeScope {
         stricter
     }
 
-    /// The number of a rule among those that are touched.
+    /// Returns the position of a rule among the touched rules.
     pub(super) fn number_of(&self, rule: &str) -> Option<u32> {
         let found = self.touched.binary_search_by(|name| name.as_str().cmp(rule)).ok()?;
         u32::try_from(found).ok()
@@ -126,12 +127,12 @@ impl ChangePlan {
         Ok(Self { before, after, scope, moments })
     }
 
-    /// The rules as they would be.
+    /// The planned rules.
     pub(crate) fn after(&self) -> &RuleSet {
         &self.after
     }
 
-    /// The rules that it is about.
+    /// The touched rules.
     pub(crate) fn scope(&self) -> &ChangeScope {
         &self.scope
     }
@@ -170,9 +171,9 @@ pub(crate) fn tightened(
 #[derive(Debug, Default)]
 pub(super) struct RuleDiff {
     pub(super) touched: BTreeSet<String>,
-    /// The overrides that are not there for as long as they were, or not as they were.
+    /// Overrides that the change removes, shortens or alters.
     pub(super) cut_short: HashSet<String>,
-    /// Those that count by another algorithm, or with other regions.
+    /// Rules that count by another algorithm, or with other regions.
     counted_otherwise: HashSet<String>,
     /// Rules that did not exist before.
     new: HashSet<String>,
@@ -207,8 +208,8 @@ impl RuleDiff {
     }
 }
 
-/// The dimensions that the log has of requests: those that rules in force look at, for everyone and
-/// of tenants.
+/// The dimensions of requests that the log has: the dimensions that rules in force use, for all
+/// tenants or for one.
 struct LoggedDimensions<'s> {
     placement: Option<&'s str>,
     by_tenant: HashMap<Option<&'s str>, HashSet<&'s str>>,
@@ -270,7 +271,7 @@ impl<'s> NamedRules<'s> {
     }
 }
 
-/// Finds the rules that differ, and those of them that deny more, or may.
+/// Finds the rules that differ, and the rules among them that may deny more.
 fn compare_rules(before: &NamedRules<'_>, after: &NamedRules<'_>, found: &mut RuleDiff) {
     for (name, rule) in after.rules() {
         let known = before.rule(name);

@@ -30,7 +30,7 @@ impl Rate {
         u64::try_from(full_us / 1_000).unwrap_or(u64::MAX)
     }
 
-    /// Whether all passes that passes under another one.
+    /// Whether this rate passes all requests that the other rate passes.
     pub(super) fn covers(self, other: Self) -> bool {
         other.is_blocked()
             || !self.is_blocked() && self.burst >= other.burst && self.product(other) >= other.product(self)

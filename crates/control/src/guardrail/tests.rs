@@ -73,7 +73,7 @@ fn effect(operations: &[Operation], requests: u64) -> ChangeEffect {
     test.finish()
 }
 
-fn begun(operations: &[Operation], sample_rate: f64) -> BackTest {
+fn begun(operations: &[Operation], sample_rate: f64) -> back_test::BackTest {
     ChangePlan::new(&in_force(), &rule_rows(), operations, None, NOW_MS)
         .expect("compiles")
         .begin(sample_rate, Arc::default())

@@ -1,4 +1,4 @@
-//! Where a Redis origin is, and how long it may take.
+//! The addresses of a Redis origin, and its timeouts.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ClientTlsConfig, ConnectionAddr, RedisResult, TlsCertificates, TlsMode};
 
-/// Where the servers are. Addresses are URLs: `redis://user:password@host:port/`, with `rediss` for
-/// TLS.
+/// The servers of an origin. Addresses are URLs: `redis://user:password@host:port/`, with `rediss`
+/// for TLS.
 #[derive(Clone)]
 pub enum Servers {
     /// One server, or a proxy that presents several servers as one.
@@ -134,10 +134,10 @@ impl fmt::Debug for RedisCertificates {
     }
 }
 
-/// Where an origin is, and how long it may take.
+/// The addresses of an origin, and its timeouts.
 #[derive(Clone, Debug)]
 pub struct RedisConfig {
-    /// Where the servers are.
+    /// The servers.
     pub servers: Servers,
     /// TLS certificates and keys, beside or instead of those of the system.
     pub certificates: RedisCertificates,

@@ -60,7 +60,7 @@ pub struct RedisOrigin {
     /// Calls use the first prompt link: a connection replies in order, so a late reply delays all
     /// later ones.
     links: [Link; LINKS],
-    /// Which of them carried the last call to each partition.
+    /// The link that carried the last call to each partition.
     carriers: Box<[AtomicU8]>,
     in_flight: Semaphore,
     probes: Mutex<Probes>,

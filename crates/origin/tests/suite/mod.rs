@@ -189,7 +189,7 @@ pub async fn conforms(origin: Arc<dyn Origin>) {
     }
 }
 
-/// Where much is spent at once.
+/// The partitions in which much is spent at once.
 const SPENT: [u16; 4] = [0, 1, 100, PARTITIONS - 1];
 
 /// Whether the suite uses this partition.

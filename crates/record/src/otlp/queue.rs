@@ -28,11 +28,11 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Adds a record with its setting, unless they take more than `most` bytes; how many they took.
+    /// Adds a record with its setting, unless they take more than `most` bytes. Returns their size.
     fn add(&mut self, setting: &RecordContext<'_>, frame: &[u8], most: usize) -> usize {
         let before = self.bytes.len();
         put_setting(&mut self.bytes, setting);
-        // As many settings as records: the number of its own is how many there were before.
+        // Each record has a setting, so the number of records before it is the number of its own.
         put_again(&mut self.bytes, frame, u32::try_from(self.records).unwrap_or(u32::MAX));
         let added = self.bytes.len() - before;
         if added > most {
@@ -62,9 +62,9 @@ pub(crate) struct Queue {
 /// Numbers of records sent and dropped so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
-    /// The collector has them.
+    /// Records that the collector acknowledged.
     pub sent: u64,
-    /// It does not: there was no room, or it did not take them.
+    /// Records without room, or that the collector refused.
     pub dropped: u64,
 }
 
@@ -104,7 +104,7 @@ impl Queue {
         Some(batch)
     }
 
-    /// Waits so long, or until the queue is closed: whether it is.
+    /// Waits for this time, or until the queue is closed. Returns whether it is closed.
     pub(super) fn wait_closed(&self, time: Duration) -> bool {
         let open = |waiting: &mut QueueState| !waiting.is_closed;
         let (waiting, _) =
@@ -137,7 +137,7 @@ impl Queue {
     }
 }
 
-/// How much may wait with a record of this kind.
+/// Returns the size up to which the queue takes a record of this kind.
 fn room(kind: RecordKind) -> usize {
     match kind {
         RecordKind::Denial => QUEUE_BYTES_MAX,

@@ -32,7 +32,7 @@ pub(super) type ClockUs = Arc<dyn Fn() -> u64 + Send + Sync>;
 pub struct ReplicatorConfig {
     /// The region.
     pub region: String,
-    /// Where to listen for the replicators of other regions; port 0 takes a free one.
+    /// Address to listen on for replicators of peer regions; port 0 takes a free one.
     pub listen: SocketAddr,
     /// The other regions: every one of them, in every region.
     pub peers: Vec<PeerConfig>,
@@ -76,8 +76,8 @@ impl ReplicatorConfig {
         }
     }
 
-    /// All that is wrong with it, without taking a port: each begins with the setting that it is
-    /// about.
+    /// Returns all problems of the configuration, without opening a port. Each begins with the name
+    /// of its setting.
     pub fn problems(&self) -> Vec<String> {
         check(self.clone()).err().map(|error| error.problems).unwrap_or_default()
     }
@@ -193,7 +193,7 @@ pub(super) fn check(config: ReplicatorConfig) -> Result<ValidConfig, ReplicatorE
     })
 }
 
-/// All that has to be the same in every region, as a hash.
+/// Returns the hash of the settings that must be the same in every region.
 fn agreement(config: &ReplicatorConfig, peer_timeout_us: u64) -> u64 {
     let peers = config.peers.iter().map(|peer| peer.region.as_str());
     let mut names: Vec<&str> = peers.chain([config.region.as_str()]).collect();

@@ -131,7 +131,7 @@ impl DeliveryLog {
 }
 
 impl SeenDeliveries {
-    /// Records a delivery. Returns whether it is new, as far as the log remembers.
+    /// Records a delivery. Returns whether the delivery log does not have it yet.
     fn begin(&mut self, delivery: (SenderId, u64)) -> bool {
         if !self.all.insert(delivery) {
             return false;

@@ -73,7 +73,7 @@ impl Replicator {
         Ok(Self { shared, address, forwarder, tasks, stop: stop.drop_guard() })
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -93,7 +93,7 @@ impl<'a> PeerDialer<'a> {
                 None
             };
             match timeout(BACKOFF_MAX, answered).await {
-                // Where it was found it is looked for first when the connection breaks.
+                // After the connection breaks, the search starts at the address that replied.
                 Ok(Some((turn, found))) => {
                     self.turn = turn;
                     return found;
@@ -123,8 +123,8 @@ impl<'a> PeerDialer<'a> {
     }
 }
 
-/// Where a process begins to look for a peer: another one elsewhere, or all would be at the first
-/// of its addresses, and at the first that a name leads to.
+/// Returns the turn at which a process starts to look for a peer. Processes start at different
+/// addresses, so that they do not all connect to the first.
 fn first_turn(seed: u64, place: usize) -> usize {
     let [high, low, ..] = SipHasher13::new_with_keys(seed, place as u64).finish().to_be_bytes();
     // Turns count up from this value. 16 bits leave enough room for them.

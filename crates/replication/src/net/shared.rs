@@ -40,7 +40,7 @@ pub(super) struct Shared {
     pub(super) stirred: Vec<Notify>,
     /// Notified when a round should start before its time.
     pub(super) hurry: Notify,
-    /// All that has to be the same in every region, as a hash.
+    /// Hash of the settings that must be the same in every region.
     pub(super) agreement: u64,
     /// The present incarnation, while this process is the replicator.
     pub(super) tenure: watch::Sender<Option<u64>>,
@@ -147,7 +147,7 @@ impl Shared {
             tenure.until_us = until_us;
             return;
         }
-        // After an expired lease the rounds start anew: another node may have been the replicator
+        // After an expired lease the rounds start again: another node may have been the replicator
         // in between.
         state.tenures += 1;
         let incarnation = self.seed.wrapping_add(state.tenures);

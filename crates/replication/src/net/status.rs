@@ -59,7 +59,7 @@ pub struct PeerCounts {
     pub bytes_received: u64,
     /// Batches that it acknowledged.
     pub batches_sent: u64,
-    /// Batches of it that were merged.
+    /// Merged batches of this peer.
     pub batches_received: u64,
     /// Components in the former.
     pub components_sent: u64,

@@ -52,17 +52,17 @@ const KIND_FORWARD_REPLY: u8 = 7;
 pub enum Frame {
     /// Identity of the connecting node.
     Hello(Hello),
-    /// That it may go on.
+    /// Accepts the connection.
     Welcome(Welcome),
     /// Changed components.
     Batch(Batch),
-    /// That it was merged.
+    /// Confirms the merge of a batch.
     Ack(Ack),
     /// Forwarded checks, and the deadline of their caller on the receiver's clock, µs.
     Forward(ForwardRequest, u64),
     /// Their reply, and the clock of the replying node, µs.
     Forwarded(ForwardReply, u64),
-    /// That it was not, and why; the connection ends.
+    /// Refuses a connection or a message, with the reason. The connection ends.
     Refused(Refusal),
 }
 
@@ -71,11 +71,11 @@ pub enum Frame {
 pub struct Hello {
     /// The region that connects.
     pub from: String,
-    /// The region that it means to speak to.
+    /// The region that it wants to reach.
     pub to: String,
     /// The replicator.
     pub incarnation: u64,
-    /// All that has to be the same in every region, as a hash.
+    /// Hash of the settings that must be the same in every region.
     pub agreement: u64,
 }
 
@@ -88,7 +88,7 @@ pub struct Welcome {
     pub clock_us: u64,
     /// Whether this process is its replicator, and takes batches.
     pub is_replicator: bool,
-    /// All that has to be the same in every region, as a hash.
+    /// Hash of the settings that must be the same in every region.
     pub agreement: u64,
 }
 
@@ -109,7 +109,7 @@ pub enum Refusal {
     NotMerged,
     /// It sent an invalid message.
     Nonsense,
-    /// As many of its region are here as there may be.
+    /// The region has the maximum number of connections already.
     Full,
 }
 
@@ -151,7 +151,7 @@ pub enum WireError {
     Number,
     /// An unknown kind of frame, or of an element in it.
     Kind(u8),
-    /// A version that is not spoken here.
+    /// An unsupported version.
     Version(u64),
     /// The name of a region that cannot be one.
     Name,

@@ -65,7 +65,7 @@ pub fn update(key: &str) -> MeterUpdate {
     MeterUpdate::new(key.as_bytes(), terms())
 }
 
-/// Where a call to an origin can be stopped.
+/// The points at which a call to an origin can be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     BeforeLease,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::changes::{change, current_rows, operations};
 use super::database::{Cells, Transaction, Value};
 use super::{Store, StoreError};
-use crate::change::{ChangeNeeds, ChangeState, InvalidInput, Operation, Proposal};
+use crate::change::{ChangeState, InvalidInput, Operation, Proposal};
 use crate::rows::RowKind;
 
 /// How many changes one rollback undoes at most. Higher: more memory; further back in one step.
@@ -66,8 +66,7 @@ async fn restoring(
     if operations.is_empty() {
         return Err(StoreError::NothingToRestore);
     }
-    let (reason, needs) = (reason.to_owned(), ChangeNeeds::Nothing);
-    Ok(Proposal { base_revision, reason, operations, effect: None, needs, undoes })
+    Ok(Proposal { undoes, ..Proposal::new(base_revision, reason, operations) })
 }
 
 type Bodies = BTreeMap<(RowKind, String), Option<String>>;

@@ -80,8 +80,7 @@ fn rule(name: &str, limit: u32, version: u32) -> RuleRow {
 }
 
 pub(crate) fn proposal(base_revision: u64, operations: Vec<Operation>) -> Proposal {
-    let reason = "a test".to_owned();
-    Proposal { base_revision, reason, operations, effect: None, needs: ChangeNeeds::Nothing, undoes: vec![] }
+    Proposal::new(base_revision, "a test", operations)
 }
 
 fn needing(needs: ChangeNeeds, operations: Vec<Operation>) -> Proposal {

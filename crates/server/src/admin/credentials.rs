@@ -55,7 +55,7 @@ struct NewCredential {
 pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
     let NewCredential { name, role, tenant, expires_ms } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);
-    let act = control.act(&actor);
+    let attribution = control.attribution(&actor);
     if !is_free_name(&name) {
         return Err(Problem::bad_request(format!("name: {name:?} is reserved for the server")));
     }
@@ -66,14 +66,14 @@ pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
     if req.shared.tenants.iter().all(|known| known.name != tenant) {
         return Err(Problem::bad_request(format!("tenant: there is none named {tenant:?}")));
     }
-    if let Some(ended) = expires_ms.filter(|expires_ms| *expires_ms <= act.now_ms) {
-        let problem = format!("expires_ms: {ended} is outside {} to {}", act.now_ms + 1, u64::MAX);
+    if let Some(ended) = expires_ms.filter(|expires_ms| *expires_ms <= attribution.now_ms) {
+        let problem = format!("expires_ms: {ended} is outside {} to {}", attribution.now_ms + 1, u64::MAX);
         return Err(Problem::bad_request(problem));
     }
     let token = new_token().map_err(|error| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error))?;
     let hash = TokenHash::of(token.as_bytes()).to_string().replace("sha256:", "");
-    let credential = Credential { hash, name, tenant, role, created_ms: act.now_ms, expires_ms };
-    control.store().put_credential(&credential, act).await.map_err(|error| refused(&error))?;
+    let credential = Credential { hash, name, tenant, role, created_ms: attribution.now_ms, expires_ms };
+    control.store().put_credential(&credential, attribution).await.map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh()).await;
     Ok(json(
         StatusCode::OK,
@@ -84,7 +84,11 @@ pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
 /// `DELETE /v1/credentials/{hash}`
 pub(super) async fn revoke(req: &HttpRequest<'_>, hash: &str) -> AdminResult {
     let (control, actor) = (control(req)?, req.actor()?);
-    control.store().revoke_credential(hash, control.act(&actor)).await.map_err(|error| refused(&error))?;
+    control
+        .store()
+        .revoke_credential(hash, control.attribution(&actor))
+        .await
+        .map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh()).await;
     Ok(json(StatusCode::OK, &json!({ "hash": hash, "not_in_force": problem })))
 }

@@ -83,21 +83,21 @@ fn spells_out(pattern: &str) -> bool {
 pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     let Declaration { id, r#for, confirmed, mut fields } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);
-    let act = control.act(&actor);
+    let attribution = control.attribution(&actor);
     let id = match id {
         Some(id) => id,
         None => new_id()?,
     };
     let stops = unscoped_denial(&fields);
     fields.insert("by".to_owned(), actor.as_str().into());
-    fields.insert("created_ms".to_owned(), act.now_ms.into());
-    let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
+    fields.insert("created_ms".to_owned(), attribution.now_ms.into());
+    let expires_ms = attribution.now_ms + lasts_ms(r#for.as_deref())?;
     let row = EmergencyRow { id, body: Value::Object(fields).to_string(), expires_ms };
     control.try_emergency(&row).await.map_err(unfit)?;
     if let Some(problem) = stops.filter(|_| !confirmed) {
         return Err(unconfirmed(&problem));
     }
-    let revision = control.store().put_emergency(&row, act).await.map_err(|error| refused(&error))?;
+    let revision = control.store().put_emergency(&row, attribution).await.map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh_emergencies()).await;
     let answer =
         json!({ "emergency_revision": revision, "emergency": to_json(&row), "not_in_force": problem });
@@ -132,10 +132,13 @@ struct Renewal {
 pub(super) async fn renew(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let Renewal { r#for } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);
-    let act = control.act(&actor);
-    let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
-    let revision =
-        control.store().renew_emergency(id, expires_ms, act).await.map_err(|error| refused(&error))?;
+    let attribution = control.attribution(&actor);
+    let expires_ms = attribution.now_ms + lasts_ms(r#for.as_deref())?;
+    let revision = control
+        .store()
+        .renew_emergency(id, expires_ms, attribution)
+        .await
+        .map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh_emergencies()).await;
     let answer = json!({
         "emergency_revision": revision,
@@ -150,8 +153,11 @@ pub(super) async fn renew(req: &HttpRequest<'_>, id: &str) -> AdminResult {
 /// `DELETE /v1/emergencies/{id}`
 pub(super) async fn end(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let (control, actor) = (control(req)?, req.actor()?);
-    let revision =
-        control.store().end_emergency(id, control.act(&actor)).await.map_err(|error| refused(&error))?;
+    let revision = control
+        .store()
+        .end_emergency(id, control.attribution(&actor))
+        .await
+        .map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh_emergencies()).await;
     Ok(json(StatusCode::OK, &json!({ "emergency_revision": revision, "id": id, "not_in_force": problem })))
 }

@@ -1,5 +1,6 @@
 //! Queries of the decision log: past decisions and heavy keys.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::StatusCode;
@@ -13,6 +14,7 @@ use tidegate_rules::parse_period;
 
 use super::AdminResult;
 use super::params::QueryParams;
+use super::status::AutomaticRollbackBody;
 use crate::auth::{OPERATING_TENANT, Principal, Role};
 use crate::decision_log::{DecisionLog, LogQueryError, WhyAnswer, WhyRequest};
 use crate::http::{HttpRequest, Problem, json};
@@ -45,7 +47,7 @@ struct WhyBody<'w> {
 struct Notice {
     kind: &'static str,
     message: String,
-    rollback: AutomaticRollback,
+    rollback: AutomaticRollbackBody,
 }
 
 /// How long after an automatic rollback answers have a notice of it.
@@ -56,15 +58,15 @@ fn notices(req: &HttpRequest<'_>, principal: Principal, now_ms: u64) -> Vec<Noti
     let rollback = req.shared.rules.control().filter(|_| principal.tenant == OPERATING_TENANT);
     let rollback = rollback.and_then(|control| control.last_rollback());
     let rollback = rollback.filter(|rollback| now_ms < rollback.at_ms.saturating_add(NOTICE_MS));
-    let notice = |rollback: AutomaticRollback| Notice {
+    let notice = |rollback: Arc<AutomaticRollback>| Notice {
         kind: "automatic_rollback",
         message: format!(
             "change {} was rolled back automatically at {}: {}",
             rollback.change, rollback.at, rollback.reason
         ),
-        rollback,
+        rollback: AutomaticRollbackBody::from(&*rollback),
     };
-    rollback.iter().map(|rollback| notice(AutomaticRollback::clone(rollback))).collect()
+    rollback.into_iter().map(notice).collect()
 }
 
 #[derive(Serialize)]

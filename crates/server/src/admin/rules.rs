@@ -8,12 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tidegate_control::{ChangeError, ChangeKind, ChangeOutcome, PlanResult, WatchForecast};
 use tidegate_core::bound::Fleet;
-use tidegate_rules::change::{Change, ChangeNeeds, Operation, Proposal, kind_name, kind_of};
+use tidegate_rules::change::{Change, Operation, Proposal, kind_name, kind_of};
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::{HISTORY_MAX, Rollback};
 use tidegate_rules::{Rule, RuleSet};
 
 use super::params::{QueryParams, body};
+use super::status::AutomaticRollbackBody;
 use super::{AdminResult, control, refused, take_over, unfit};
 use crate::auth::Role;
 use crate::bounds::{BoundReport, Situation};
@@ -90,7 +91,7 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
             "revision": rule_rows.revision,
             "rows": row_bodies(&fleet, rules.set(), page),
             "next": next,
-            "last_automatic_rollback": rollback.as_deref(),
+            "last_automatic_rollback": rollback.as_deref().map(AutomaticRollbackBody::from),
         })
     });
     Ok(json(StatusCode::OK, &to_json.await?))
@@ -267,14 +268,8 @@ pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
     let rule_rows = current(control).await?;
     match (operations, change) {
         (Some(operations), None) => {
-            let proposal = Proposal {
-                base_revision: base_revision.unwrap_or(rule_rows.revision),
-                reason,
-                operations: OperationBody::read(operations)?,
-                effect: None,
-                needs: ChangeNeeds::Nothing,
-                undoes: Vec::new(),
-            };
+            let base_revision = base_revision.unwrap_or(rule_rows.revision);
+            let proposal = Proposal::new(base_revision, reason, OperationBody::read(operations)?);
             make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
         }
         (None, Some(id)) => apply_stored(req, &rule_rows, id, confirmed).await,
@@ -398,7 +393,8 @@ fn change_id(text: &str) -> Result<u64, Problem> {
 /// `POST /v1/rules/changes/{id}/approve`: it can be applied then.
 pub(super) async fn approve(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let (id, control, actor) = (change_id(id)?, control(req)?, req.actor()?);
-    let change = control.store().approve(id, control.act(&actor)).await.map_err(|error| refused(&error))?;
+    let change =
+        control.store().approve(id, control.attribution(&actor)).await.map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 
@@ -420,8 +416,11 @@ pub(super) async fn reject(req: &HttpRequest<'_>, id: &str) -> AdminResult {
             return Err(Problem::forbidden(Role::Approver));
         }
     }
-    let change =
-        control.store().reject(id, &reason, control.act(&actor)).await.map_err(|error| refused(&error))?;
+    let change = control
+        .store()
+        .reject(id, &reason, control.attribution(&actor))
+        .await
+        .map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 
@@ -470,7 +469,6 @@ pub(super) async fn set_mode(req: &HttpRequest<'_>, name: &str, mode: &str) -> A
     wanted["mode"] = mode.into();
     let operations =
         vec![Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: wanted.to_string() }];
-    let (base_revision, needs) = (rule_rows.revision, ChangeNeeds::Nothing);
-    let proposal = Proposal { base_revision, reason, operations, effect: None, needs, undoes: Vec::new() };
+    let proposal = Proposal::new(rule_rows.revision, reason, operations);
     make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
 }

@@ -124,15 +124,13 @@ struct RulesBody {
     overrides: usize,
     /// Emergencies in force.
     emergencies: usize,
-    #[schema(value_type = Option<RollbackSchema>)]
-    last_automatic_rollback: Option<AutomaticRollback>,
+    last_automatic_rollback: Option<AutomaticRollbackBody>,
 }
 
 /// A change that a server rolled back by itself.
-#[derive(ToSchema)]
+#[derive(Serialize, ToSchema)]
 #[schema(as = AutomaticRollback)]
-#[expect(dead_code, reason = "the schema of `AutomaticRollback`, which knows no protocol")]
-struct RollbackSchema {
+pub(super) struct AutomaticRollbackBody {
     /// The change that was undone.
     change: u64,
     /// The change that undid it.
@@ -143,6 +141,13 @@ struct RollbackSchema {
     at_ms: u64,
     /// The rule, and its denials before and after.
     reason: String,
+}
+
+impl From<&AutomaticRollback> for AutomaticRollbackBody {
+    fn from(rollback: &AutomaticRollback) -> Self {
+        let AutomaticRollback { change, rollback_change, revision, at, at_ms, reason } = rollback.clone();
+        Self { change, rollback_change, revision, at, at_ms, reason }
+    }
 }
 
 impl RulesBody {
@@ -167,7 +172,7 @@ impl RulesBody {
                 .rules
                 .control()
                 .and_then(|control| control.last_rollback())
-                .map(|rollback| AutomaticRollback::clone(&rollback)),
+                .map(|rollback| AutomaticRollbackBody::from(&*rollback)),
         }
     }
 }

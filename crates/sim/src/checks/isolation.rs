@@ -18,7 +18,7 @@ const UNFAIR_PPM: u32 = 10_000;
 struct RegionConnectivity {
     is_connected: bool,
     since_us: u64,
-    told_us: u64,
+    last_round_us: u64,
 }
 
 struct Isolation {
@@ -40,16 +40,16 @@ impl Checker for Isolation {
         let at_us = history.now_us;
         let here = &mut self.regions[region];
         if here.is_connected != is_connected {
-            *here = RegionConnectivity { is_connected, since_us: at_us, told_us: at_us };
+            *here = RegionConnectivity { is_connected, since_us: at_us, last_round_us: at_us };
         }
-        here.told_us = at_us;
+        here.last_round_us = at_us;
         let is_settled = is_connected && here.since_us + PARTED_US <= at_us;
         if !is_settled || history.troubled_us >= at_us.saturating_sub(2 * PARTED_US) {
             return None;
         }
         let is_isolated = |other: &RegionConnectivity| {
-            let is_recent = other.told_us + SECOND_US >= at_us;
-            !other.is_connected && is_recent && other.since_us + PARTED_US <= other.told_us
+            let is_recent = other.last_round_us + SECOND_US >= at_us;
+            !other.is_connected && is_recent && other.since_us + PARTED_US <= other.last_round_us
         };
         self.regions.iter().position(is_isolated).map(|other| {
             format!("region {region}: connected at {at_us} us, while region {other} is isolated")

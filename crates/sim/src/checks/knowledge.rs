@@ -1,4 +1,4 @@
-//! What regions have published, and what their peers have charged of it.
+//! The usage that regions have published, and the part of it that their peers have charged.
 
 use tidegate_core::Algorithm;
 use tidegate_core::origin::{ComponentTotals, MergeRequest, OriginMeter, Partition, RegionId};

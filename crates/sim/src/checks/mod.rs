@@ -48,7 +48,7 @@ use crate::bucket::JudgedUsage;
 use crate::history::{History, MeterBefore};
 use crate::report::{Steady, Violation};
 use crate::scenario::{Charge, Scenario};
-use crate::world::{Region, Tally};
+use crate::world::{Region, WorldTally};
 
 /// A checker of one promise.
 pub(crate) trait Checker {
@@ -183,7 +183,7 @@ pub(crate) struct Ending<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) regions: &'a [Region],
     pub(crate) history: &'a History,
-    pub(crate) tally: &'a Tally,
+    pub(crate) tally: &'a WorldTally,
     /// Requests that still wait.
     pub(crate) waiting: usize,
     /// The admissions of each meter, judged.

@@ -10,7 +10,7 @@ use tidegate_core::{Limit, LimitError};
 
 use crate::scenario::Scenario;
 
-/// Which worlds seeds draw.
+/// The kind of worlds that seeds draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Worlds {
     /// Of one region, with faults between nodes and origin.

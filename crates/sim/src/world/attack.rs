@@ -163,7 +163,7 @@ impl World<'_> {
         times.sort_unstable();
         for (turn, (at_us, _)) in times.iter().copied().enumerate() {
             let begins_us = at_us + self.rng.u64(0..=RUSH_LATE_US);
-            // Where levels are above the burst, they take a little longer.
+            // A level above the burst takes a little longer to drain.
             let quiet_us = self.scenario.drain_us(self.burst()) + self.rng.u64(0..=SECOND_US / 2);
             let until_us = match times.get(turn + 1) {
                 Some((next_us, _)) => next_us.saturating_sub(quiet_us),
@@ -173,7 +173,7 @@ impl World<'_> {
         }
     }
 
-    /// All that passes in every region for a while.
+    /// Plans requests at a multiple of the rate of the limit, in every region, for a while.
     fn plan_rush(&mut self, begins_us: u64, until_us: u64) {
         let limit = &self.scenario.limit;
         let every_us = (limit.period_us() / (u64::from(limit.amount()).max(1) * RUSH)).max(1);

@@ -141,7 +141,7 @@ pub(crate) struct Region {
 
 /// Counters for the report.
 #[derive(Default)]
-pub(crate) struct Tally {
+pub(crate) struct WorldTally {
     tickets: u64,
     /// Requests of an attack.
     attacks: u64,
@@ -157,7 +157,7 @@ pub(crate) struct Tally {
     passed_before_denial: Option<u64>,
 }
 
-impl Tally {
+impl WorldTally {
     /// Adds the calls of a node that is gone.
     fn count(&mut self, node: &Node) {
         let stats = node.engine.stats();
@@ -177,7 +177,7 @@ struct World<'s> {
     next_process: u64,
     waiting: BTreeMap<u64, WaitingRequest>,
     watch: Watch,
-    tally: Tally,
+    tally: WorldTally,
     closed: bool,
     trace: Trace,
     /// When the last request of a Poisson process came, with the fraction of a microsecond.
@@ -226,7 +226,7 @@ impl<'s> World<'s> {
             next_process: 1,
             watch: Watch::new(scenario),
             waiting: BTreeMap::new(),
-            tally: Tally::default(),
+            tally: WorldTally::default(),
             closed: false,
             trace: Trace::new(keeps_trace),
             arrival_us: 0.0,

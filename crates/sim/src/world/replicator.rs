@@ -66,11 +66,11 @@ pub(super) struct Link {
 pub(super) struct Links {
     /// Time of the last message from one end of a link, and its arrival times, µs.
     streams: BTreeMap<(u64, usize), (u64, Vec<u64>)>,
-    /// How many cuts there are just now of the way from one region to another.
+    /// Number of current cuts of the link from one region to another, by both.
     cuts: Vec<Vec<u32>>,
     /// When the last cut began.
     pub(super) cut_us: u64,
-    /// Which ways each cut that has begun is of.
+    /// The links of each cut that has begun.
     ways: BTreeMap<usize, Vec<(usize, usize)>>,
     /// The number of the last link.
     last: u64,

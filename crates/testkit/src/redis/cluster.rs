@@ -144,7 +144,7 @@ impl Cluster {
         }
     }
 
-    /// The master that owns a key, of those that run.
+    /// Returns the running master that owns a key.
     pub fn owner(&self, key: &str) -> Option<usize> {
         let running: Vec<usize> =
             (0..SERVERS).filter(|server| self.servers[*server].try_connection().is_ok()).collect();

@@ -16,7 +16,7 @@ pub struct TlsRedis {
     pub port: u16,
     /// Certificate that a client must trust, in PEM.
     pub roots: Vec<u8>,
-    /// Where the server has its certificate from.
+    /// The folder with the certificate of the server.
     _dir: TempDir,
 }
 

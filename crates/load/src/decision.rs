@@ -2,9 +2,9 @@
 
 use std::fmt::Display;
 
-/// A decision, as all surfaces report it.
+/// The decision of a request, as all surfaces report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct CheckDecision {
     /// Whether the request passes.
     pub is_allowed: bool,
     /// Units that are left. `None` over some surfaces if the server sheds, or if several rules
@@ -13,11 +13,11 @@ pub struct Verdict {
 }
 
 /// The reply to one check: a decision, or the error of the server.
-pub type Outcome = Result<Verdict, String>;
+pub type CheckResult = Result<CheckDecision, String>;
 
-/// Counts of replies by outcome.
+/// Counts of replies by decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct CheckTally {
     /// Requests that passed.
     pub allowed: u64,
     /// Requests that were denied.
@@ -28,11 +28,11 @@ pub struct Tally {
     pub first_error: Option<String>,
 }
 
-impl Tally {
+impl CheckTally {
     /// Counts a reply.
-    pub fn record(&mut self, outcome: Outcome) {
-        match outcome {
-            Ok(Verdict { is_allowed: true, .. }) => self.allowed += 1,
+    pub fn record(&mut self, result: CheckResult) {
+        match result {
+            Ok(CheckDecision { is_allowed: true, .. }) => self.allowed += 1,
             Ok(_) => self.denied += 1,
             Err(error) => self.fail(&error),
         }
