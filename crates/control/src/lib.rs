@@ -33,7 +33,7 @@ mod watch;
 pub use bucket::Bucket;
 pub use changes::{ChangeError, ChangeOutcome, StoredChange};
 pub use consent::ChangeKind;
-pub use control::Control;
+pub use control::{Control, Stopping};
 pub use follow::{StoreConfig, StoreFollower};
 pub use guardrail::ChangeEffect;
 pub use log_replay::LogReplay;

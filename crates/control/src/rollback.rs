@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use serde::Serialize;
 use tidegate_record::timestamp;
 use tidegate_rules::change::{Change, ChangeState};
-use tidegate_rules::store::{ApplyConditions, Attribution, Rollback, StoreError};
+use tidegate_rules::store::{ApplyConditions, Rollback, StoreError};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::control::{Control, LoadDepth};
@@ -140,8 +140,7 @@ impl<N: Node> Control<N> {
         let proposal = self.store.restoring(Rollback::Change(change), reason).await?;
         self.compile_change(&rule_rows, &proposal.operations, drop).await?;
         let conditions = ApplyConditions { confirmed: false, checked: Some((&*rule_rows).into()) };
-        let act = Attribution { by: AUTOMATIC, now_ms: self.now_ms() };
-        self.store.apply_new(&proposal, conditions, act).await?;
+        self.store.apply_new(&proposal, conditions, self.act(AUTOMATIC)?).await?;
         Ok(())
     }
 }

@@ -83,7 +83,7 @@ fn spells_out(pattern: &str) -> bool {
 pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     let Declaration { id, r#for, confirmed, mut fields } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);
-    let act = control.act(&actor);
+    let act = control.act(&actor)?;
     let id = match id {
         Some(id) => id,
         None => new_id()?,
@@ -132,7 +132,7 @@ struct Renewal {
 pub(super) async fn renew(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let Renewal { r#for } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);
-    let act = control.act(&actor);
+    let act = control.act(&actor)?;
     let expires_ms = act.now_ms + lasts_ms(r#for.as_deref())?;
     let revision =
         control.store().renew_emergency(id, expires_ms, act).await.map_err(|error| refused(&error))?;
@@ -151,7 +151,7 @@ pub(super) async fn renew(req: &HttpRequest<'_>, id: &str) -> AdminResult {
 pub(super) async fn end(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let (control, actor) = (control(req)?, req.actor()?);
     let revision =
-        control.store().end_emergency(id, control.act(&actor)).await.map_err(|error| refused(&error))?;
+        control.store().end_emergency(id, control.act(&actor)?).await.map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh_emergencies()).await;
     Ok(json(StatusCode::OK, &json!({ "emergency_revision": revision, "id": id, "not_in_force": problem })))
 }
