@@ -9,7 +9,7 @@ use tidegate_rules::rows::RuleRows;
 use tidegate_rules::store::{ApplyConditions, Attribution, StoreError};
 
 use crate::consent::{self, ChangeKind};
-use crate::control::Control;
+use crate::control::{Control, Stopping};
 use crate::guardrail::{ApprovedEffect, ChangeEffect};
 use crate::node::Node;
 use crate::plan::{PlanError, PlanResult};
@@ -40,11 +40,19 @@ pub enum ChangeError {
     Unconfirmed(String),
     /// Its effect cannot be written.
     Effect(serde_json::Error),
+    /// The server stops.
+    Stopping(Stopping),
 }
 
 impl From<StoreError> for ChangeError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
+    }
+}
+
+impl From<Stopping> for ChangeError {
+    fn from(stopping: Stopping) -> Self {
+        Self::Stopping(stopping)
     }
 }
 
@@ -152,11 +160,11 @@ impl<N: Node> Control<N> {
         }
         let proposal = Proposal { effect: Some(written(effect)?), needs, ..proposal };
         if needs == ChangeNeeds::Approver {
-            let change = self.store.propose(&proposal, self.attribution(by)).await?;
+            let change = self.store.propose(&proposal, self.attribution(by)?).await?;
             return Ok(ChangeOutcome::Waiting(change));
         }
         let applied =
-            self.store.apply_new(&proposal, checked(rule_rows, confirmed), self.attribution(by)).await?;
+            self.store.apply_new(&proposal, checked(rule_rows, confirmed), self.attribution(by)?).await?;
         Ok(ChangeOutcome::Applied(applied))
     }
 
@@ -172,16 +180,16 @@ impl<N: Node> Control<N> {
     ) -> Result<ChangeOutcome, ChangeError> {
         let id = stored.change.id;
         if effect.is_beyond {
-            let change = self.store.wait_again(id, &written(effect)?, self.attribution(by)).await?;
+            let change = self.store.wait_again(id, &written(effect)?, self.attribution(by)?).await?;
             return Ok(ChangeOutcome::Waiting(change));
         }
-        let applied = self.store.apply(id, checked(rule_rows, confirmed), self.attribution(by)).await?;
+        let applied = self.store.apply(id, checked(rule_rows, confirmed), self.attribution(by)?).await?;
         Ok(ChangeOutcome::Applied(applied))
     }
 
     /// Returns the actor and the time of an action, for the audit.
-    pub fn attribution<'a>(&self, by: &'a str) -> Attribution<'a> {
-        Attribution { by, now_ms: self.now_ms() }
+    pub fn attribution<'a>(&self, by: &'a str) -> Result<Attribution<'a>, Stopping> {
+        Ok(Attribution { by, now_ms: self.now_ms()? })
     }
 
     /// Verifies the audit, from a checkpoint that the caller kept. `None` if another caller does so

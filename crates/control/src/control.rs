@@ -65,6 +65,16 @@ pub(crate) struct LoadState {
     pub(crate) credential_revision: Option<u64>,
 }
 
+/// The node stops: nothing can be done in its name any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopping;
+
+impl std::fmt::Display for Stopping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the server stops")
+    }
+}
+
 /// The reason why the content of the store is not in force.
 #[derive(Debug)]
 pub(crate) enum LoadError {
@@ -81,7 +91,7 @@ impl std::fmt::Display for LoadError {
         match self {
             Self::Failed(error) => error.fmt(f),
             Self::Refused(problems) => f.write_str(problems),
-            Self::Stopping => f.write_str("the server stops"),
+            Self::Stopping => Stopping.fmt(f),
         }
     }
 }
@@ -89,6 +99,12 @@ impl std::fmt::Display for LoadError {
 impl From<StoreError> for LoadError {
     fn from(error: StoreError) -> Self {
         Self::Failed(error)
+    }
+}
+
+impl From<Stopping> for LoadError {
+    fn from(_: Stopping) -> Self {
+        Self::Stopping
     }
 }
 
@@ -119,8 +135,8 @@ impl<N: Node> Control<N> {
     }
 
     /// Milliseconds since the Unix epoch, by the node's clock.
-    pub fn now_ms(&self) -> u64 {
-        self.node.upgrade().map_or(0, |node| node.now_ms())
+    pub(crate) fn now_ms(&self) -> Result<u64, Stopping> {
+        Ok(self.node()?.now_ms())
     }
 
     /// Loads, compiles and puts in force the current content of the store. Called after a change on
@@ -160,8 +176,8 @@ impl<N: Node> Control<N> {
         self.replacing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn node(&self) -> Result<Arc<N>, LoadError> {
-        self.node.upgrade().ok_or(LoadError::Stopping)
+    pub(crate) fn node(&self) -> Result<Arc<N>, Stopping> {
+        self.node.upgrade().ok_or(Stopping)
     }
 
     /// Takes over templates, rules and overrides, and credentials, if they moved.
@@ -227,9 +243,11 @@ impl<N: Node> Control<N> {
         let taken =
             self.blocking(move |control, node| control.put_under((revision, rows), known, node)).await;
         self.count_load(taken.as_ref().copied());
-        if taken.is_ok() {
+        if taken.is_ok()
+            && let Ok(now_ms) = self.now_ms()
+        {
             // In the background, because its call to the store may wait for a load of rule rows.
-            let (control, now_ms) = (Arc::clone(self), self.now_ms());
+            let control = Arc::clone(self);
             self.runtime.spawn(async move { control.note_emergencies(now_ms).await });
         }
         taken

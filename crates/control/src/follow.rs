@@ -129,7 +129,7 @@ impl<N: Node> StoreFollower<N> {
             kept.map(|to| tokio::spawn(snapshots::keep(Arc::clone(&control), to, written, stop.clone())));
         tokio::select! {
             () = stop.cancelled() => {}
-            () = watch(&control, &config) => {}
+            () = watch(&control, &config, seed(node.now_ms())) => {}
             () = rows => {}
             () = emergencies => {}
             () = rollback::look(Arc::clone(&control)) => {}
@@ -276,8 +276,7 @@ async fn pause(time: Duration) {
 }
 
 /// Wakes the loading tasks when something may have changed, and for a full load at intervals.
-async fn watch<N: Node>(control: &Arc<Control<N>>, config: &StoreConfig) {
-    let seed = seed(control.now_ms());
+async fn watch<N: Node>(control: &Arc<Control<N>>, config: &StoreConfig, seed: u64) {
     let mut watch = control.store().watch_looking(seed, config.look);
     let mut ticks = interval(with_jitter(config.reconcile, seed));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -34,7 +34,7 @@ mod watch;
 pub use bucket::Bucket;
 pub use changes::{ChangeError, ChangeOutcome, StoredChange};
 pub use consent::ChangeKind;
-pub use control::Control;
+pub use control::{Control, Stopping};
 pub use denials::LOOK_EVERY;
 pub use follow::{StoreConfig, StoreFollower};
 pub use guardrail::ChangeEffect;

@@ -11,7 +11,7 @@ use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRows};
 use tidegate_rules::store::{StoreError, in_emergency};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::control::{Control, let_go};
+use crate::control::{Control, Stopping, let_go};
 use crate::guardrail::{ApprovedEffect, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS};
 use crate::log_replay::ReplayTurn;
 use crate::node::{Node, NodeRules};
@@ -67,6 +67,12 @@ impl From<StoreError> for PlanError {
     }
 }
 
+impl From<Stopping> for PlanError {
+    fn from(stopping: Stopping) -> Self {
+        Self::Wrong(stopping.to_string())
+    }
+}
+
 impl<N: Node> Control<N> {
     /// Returns the current content of the store. It is not in force yet if another server just
     /// changed it, and never if it was refused. It must be available all the same, or it could not
@@ -116,12 +122,12 @@ impl<N: Node> Control<N> {
     ) -> Result<PlanResult, PlanError> {
         self.check(rule_rows, operations)?;
         let permit = turn(&self.plan_permits.peoples).await?;
-        let node = self.node.upgrade().ok_or_else(stopping)?;
+        let node = self.node()?;
         // Before the compilation, so that a plan that waits for other readers of the log uses no
         // memory.
         let turn = match node.log() {
             None => None,
-            Some(log) => Some(log.turn().await.map_err(|_| stopping())?),
+            Some(log) => Some(log.turn().await.map_err(|_| Stopping)?),
         };
         let rows = operations.iter().map(Operation::row).filter(|(kind, _)| *kind == RowKind::Rule);
         let puts: HashSet<String> = rows.map(|(_, name)| name.to_owned()).collect();
@@ -159,7 +165,7 @@ impl<N: Node> Control<N> {
             let (kind, name) = operation.row();
             return Err(StoreError::Missing(vec![(kind, name.to_owned())]).into());
         }
-        let in_emergency = in_emergency(operations, &rule_rows.emergencies, self.now_ms());
+        let in_emergency = in_emergency(operations, &rule_rows.emergencies, self.now_ms()?);
         if in_emergency.is_empty() { Ok(()) } else { Err(StoreError::InEmergency(in_emergency).into()) }
     }
 
@@ -173,7 +179,7 @@ impl<N: Node> Control<N> {
         operations: &[Operation],
         look: impl FnOnce(ChangePlan) -> T + Send + 'static,
     ) -> Result<T, PlanError> {
-        let node = self.node.upgrade().ok_or_else(stopping)?;
+        let node = self.node()?;
         let (rule_rows, operations) = (Arc::clone(rule_rows), operations.to_vec());
         let placement = self.placement.clone();
         aside(move || {
@@ -190,7 +196,7 @@ impl<N: Node> Control<N> {
 
     /// Checks that an emergency fits the rules in force, with all others. It waits for no change.
     pub async fn try_emergency(&self, row: &EmergencyRow) -> Result<(), PlanError> {
-        let node = self.node.upgrade().ok_or_else(stopping)?;
+        let node = self.node()?;
         if let Some(problem) = unknown_tenant(&row.body, &*node) {
             return Err(PlanError::Wrong(format!("emergencies[{:?}].{problem}", row.id)));
         }
@@ -209,7 +215,7 @@ impl<N: Node> Control<N> {
 }
 
 async fn turn(plan_permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, PlanError> {
-    Arc::clone(plan_permits).acquire_owned().await.map_err(|_| stopping())
+    Ok(Arc::clone(plan_permits).acquire_owned().await.map_err(|_| Stopping)?)
 }
 
 /// Returns warnings to the author about the rules and overrides that a change puts.
@@ -261,10 +267,6 @@ fn measure(
             ChangeEffect::unknown(&scope, UnknownReason::LogUnreadable(error.to_string()), &approved)
         }
     }
-}
-
-fn stopping() -> PlanError {
-    PlanError::Wrong("the server stops".to_owned())
 }
 
 async fn aside<T: Send + 'static>(

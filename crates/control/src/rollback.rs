@@ -139,7 +139,7 @@ impl<N: Node> Control<N> {
         let proposal = self.store.restoring(Rollback::Change(change), reason).await?;
         self.compile_change(&rule_rows, &proposal.operations, drop).await?;
         let conditions = ApplyConditions { confirmed: false, checked: Some((&*rule_rows).into()) };
-        self.store.apply_new(&proposal, conditions, self.attribution(AUTOMATIC)).await?;
+        self.store.apply_new(&proposal, conditions, self.attribution(AUTOMATIC)?).await?;
         Ok(())
     }
 }

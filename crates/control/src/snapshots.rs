@@ -80,7 +80,8 @@ pub(super) async fn keep<N: Node>(
         let is_written = written.as_ref().is_some_and(|written| written.is_of(&rule_rows, &credentials));
         if !is_written {
             let new = LastWrite::of(&rule_rows, &credentials);
-            if write(&to, &rule_rows, &credentials, control.now_ms()).await {
+            let Ok(now_ms) = control.now_ms() else { return };
+            if write(&to, &rule_rows, &credentials, now_ms).await {
                 written = Some(new);
             }
         }

@@ -9,7 +9,7 @@ use tidegate_rules::rows::{EmergencyRow, RowKind};
 use tidegate_rules::snapshot::Snapshot;
 use tidegate_rules::store::{Attribution, Store};
 
-use crate::control::{Control, LoadDepth};
+use crate::control::{Control, LoadDepth, Stopping};
 use crate::denials::LOOK_EVERY;
 use crate::guardrail::ApprovedEffect;
 use crate::node::{ControlEvent, Node as _};
@@ -341,4 +341,12 @@ async fn restarted(minutes_before: usize) -> ChangeState {
 async fn a_change_of_a_moment_ago_is_watched_after_a_start() {
     assert_eq!(restarted(1).await, ChangeState::RolledBack);
     assert_eq!(restarted(0).await, ChangeState::Applied, "the log has no minute before the change");
+}
+
+#[tokio::test]
+async fn a_node_that_is_gone_acts_no_more() {
+    let Fixture { node, control, .. } = Fixture::new().await;
+    assert!(control.attribution("ada").is_ok_and(|attribution| attribution.now_ms == node.now_ms()));
+    drop(node);
+    assert_eq!(control.attribution("ada").err(), Some(Stopping), "the audit has no time without a clock");
 }

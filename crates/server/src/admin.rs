@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use ::http::StatusCode;
 use prometheus_client::encoding::text::encode;
-use tidegate_control::PlanError;
+use tidegate_control::{PlanError, Stopping};
 use tidegate_rules::store::StoreError;
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -157,6 +157,12 @@ fn unfit(unfit: PlanError) -> Problem {
     match unfit {
         PlanError::Store(error) => refused(&error),
         PlanError::Wrong(problems) => Problem::bad_request(problems),
+    }
+}
+
+impl From<Stopping> for Problem {
+    fn from(stopping: Stopping) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, stopping.to_string())
     }
 }
 

@@ -150,8 +150,6 @@ struct TokenEntry {
     name: String,
     /// When it ends, in milliseconds since the Unix epoch, if it does.
     expires_ms: Option<u64>,
-    /// Whether it is configured, not of a store.
-    is_configured: bool,
 }
 
 impl Credentials {
@@ -165,7 +163,7 @@ impl Credentials {
     ) -> Result<(), &'static str> {
         let name = format!("{CONFIGURED}{name}");
         let principal = Principal { tenant, role };
-        self.put(TokenEntry { hash, principal, name, expires_ms: None, is_configured: true })
+        self.put(TokenEntry { hash, principal, name, expires_ms: None })
     }
 
     /// Adds a token of the store, which may expire.
@@ -176,14 +174,17 @@ impl Credentials {
         name: &str,
         expires_ms: Option<u64>,
     ) -> Result<(), &'static str> {
-        self.put(TokenEntry { hash, principal, name: name.to_owned(), expires_ms, is_configured: false })
+        if !is_free_name(name) {
+            return Err("its name is reserved for the server");
+        }
+        self.put(TokenEntry { hash, principal, name: name.to_owned(), expires_ms })
     }
 
     /// Returns the configured tokens alone.
     pub(crate) fn configured(&self) -> Self {
         let mut known = self.known.clone();
         for bucket in known.values_mut() {
-            bucket.retain(|entry| entry.is_configured);
+            bucket.retain(|entry| entry.name.starts_with(CONFIGURED));
         }
         known.retain(|_, bucket| !bucket.is_empty());
         Self { known }
@@ -345,6 +346,8 @@ mod tests {
         assert_eq!(actor(&credentials, b"Bearer a").as_deref(), Some("ada"));
         assert_eq!(actor(&credentials, b"Bearer b").as_deref(), Some("token:bob"));
         let taken = ["local", "token:bob", "tidegate: automatic"];
+        let mut store = |name| credentials.add_stored(TokenHash::of(b"c"), viewer, name, None);
+        assert!(taken.iter().all(|name| store(name).is_err()), "a row of the store by another hand");
         assert!(taken.iter().all(|name| !is_free_name(name)) && is_free_name("ada"));
     }
 

@@ -169,7 +169,8 @@ mod tests {
             let operation = Operation::Put { kind: RowKind::Rule, name: "per_user".to_owned(), body };
             let revision = self.control.store().revisions().await.expect("revisions").revision;
             let proposal = Proposal::new(revision, "a test", vec![operation]);
-            let change = self.control.store().apply_new(&proposal, false, self.control.attribution("ada"));
+            let ada = self.control.attribution("ada").expect("a running node");
+            let change = self.control.store().apply_new(&proposal, false, ada);
             let change = change.await.expect("applied");
             self.control.refresh().await.expect("in force");
             change.id
@@ -183,7 +184,7 @@ mod tests {
             for _ in 0..requests {
                 let request = rules.match_request(&self.shared, 0, &dimensions);
                 let decided = request.decide(&self.shared, Surface::Check, 1).await.expect("decided");
-                passed += usize::from(decided.decision.is_allowed());
+                passed += usize::from(decided.is_allowed());
             }
             passed
         }
@@ -231,7 +232,7 @@ mod tests {
         let body = r#"{"action":"block","rule":"per_user"}"#.to_owned();
         let expires_ms = fixture.shared.now_ms() + 600_000;
         let emergency = EmergencyRow { id: "stop".to_owned(), body, expires_ms };
-        let (store, ada) = (fixture.control.store(), fixture.control.attribution("ada"));
+        let (store, ada) = (fixture.control.store(), fixture.control.attribution("ada").expect("runs"));
         store.put_emergency(&emergency, ada).await.expect("put");
         fixture.look().await;
         assert_eq!(fixture.passed("bob", 400).await, 0);

@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) decider: Decider,
     /// By [`TenantIndex`].
     pub(crate) tenants: Vec<Tenant>,
-    pub(crate) node: NodeState,
+    pub(crate) node: Identity,
     pub(crate) fleet: FleetState,
     pub(crate) credentials: CredentialState,
     pub(crate) rules: Arc<RuleState>,
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
 
 /// The identity of this node, and its phase of life.
 #[derive(Debug)]
-pub(crate) struct NodeState {
+pub(crate) struct Identity {
     pub(crate) host_name: String,
     pub(crate) region_name: String,
     /// Time of the start, in milliseconds since the Unix epoch.
@@ -213,7 +213,7 @@ impl Shared {
         let fleet = FleetState::new(&config.region, now_ms);
         Ok(Self {
             tenants,
-            node: NodeState::new(&config.region.name, now_ms),
+            node: Identity::new(&config.region.name, now_ms),
             credentials: CredentialState::new(std::mem::take(&mut config.credentials), &decider),
             rules,
             direct: DirectLimits { overrides, gcra_namespaces: std::mem::take(&mut config.gcra_namespaces) },
@@ -273,7 +273,7 @@ impl Shared {
     }
 }
 
-impl NodeState {
+impl Identity {
     fn new(region_name: &str, now_ms: u64) -> Self {
         Self {
             host_name: rustix::system::uname().nodename().to_string_lossy().into_owned(),

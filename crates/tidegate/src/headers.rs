@@ -96,16 +96,8 @@ pub enum ResetStyle {
 /// fields.
 pub fn headers(decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) -> Vec<(HeaderName, HeaderValue)> {
     let mut made = Vec::with_capacity(FIELDS_MAX);
-    write_fields(view(decision), wall_us, reset, |name, value| made.push((name, value)));
+    write_fields(decision, wall_us, reset, |name, value| made.push((name, value)));
     made
-}
-
-/// The part of a decision that the fields show.
-#[derive(Clone, Copy)]
-struct DecisionView<'d, 'g> {
-    outcomes: &'d [Outcome<'g>],
-    /// `None` if the request is allowed.
-    denied_by: Option<&'d Outcome<'g>>,
 }
 
 /// The most fields that a decision has.
@@ -115,12 +107,8 @@ const FIELDS_MAX: usize = 8;
 /// lists grow it.
 const VALUE_BYTES: usize = 128;
 
-fn view<'d, 'g>(decision: &'d Decision<'g>) -> DecisionView<'d, 'g> {
-    DecisionView { outcomes: decision.outcomes(), denied_by: decision.denied_by() }
-}
-
 fn write_fields(
-    decision: DecisionView<'_, '_>,
+    decision: &Decision<'_>,
     wall_us: u64,
     reset: ResetStyle,
     put: impl FnMut(HeaderName, HeaderValue),
@@ -139,7 +127,7 @@ fn write_fields(
         number(text, amount);
         parameter(text, draft::WINDOW, window_seconds(chief));
     });
-    if let Some(outcome) = decision.denied_by {
+    if let Some(outcome) = decision.denied_by() {
         fields.add(custom::DENIED_BY, |text| text.extend_from_slice(name_of(outcome).as_bytes()));
     }
     if let Some(seconds) = retry_after(decision) {
@@ -166,16 +154,6 @@ impl<P: FnMut(HeaderName, HeaderValue)> Fields<P> {
 
 /// Sets [`headers`] on a response, in place of any fields of the same names.
 pub fn set_headers(on: &mut HeaderMap, decision: &Decision<'_>, wall_us: u64, reset: ResetStyle) {
-    set(on, view(decision), wall_us, reset);
-}
-
-/// Sets [`headers`] for a request under one limit.
-pub fn set_outcome_headers(on: &mut HeaderMap, outcome: &Outcome<'_>, wall_us: u64, reset: ResetStyle) {
-    let denied_by = (!outcome.is_allowed()).then_some(outcome);
-    set(on, DecisionView { outcomes: std::slice::from_ref(outcome), denied_by }, wall_us, reset);
-}
-
-fn set(on: &mut HeaderMap, decision: DecisionView<'_, '_>, wall_us: u64, reset: ResetStyle) {
     make_room(on);
     write_fields(decision, wall_us, reset, |name, value| put_one(on, name, value));
 }
@@ -214,8 +192,8 @@ pub fn problem_body(decision: &Decision<'_>) -> String {
 }
 
 /// Returns the limit that matters most to the client.
-fn chief<'d, 'g>(decision: DecisionView<'d, 'g>) -> Option<&'d Outcome<'g>> {
-    decision.denied_by.or_else(|| decision.outcomes.iter().min_by(|a, b| by_share_left(a, b)))
+fn chief<'d, 'g>(decision: &'d Decision<'g>) -> Option<&'d Outcome<'g>> {
+    decision.denied_by().or_else(|| decision.outcomes().iter().min_by(|a, b| by_share_left(a, b)))
 }
 
 /// Compares remaining / burst, multiplied out to stay exact.
@@ -229,17 +207,17 @@ fn denying<'d, 'g>(decision: &'d Decision<'g>) -> impl Iterator<Item = &'d Outco
     decision.outcomes().iter().filter(|outcome| !outcome.is_allowed())
 }
 
-fn policy_list(text: &mut Vec<u8>, decision: DecisionView<'_, '_>) {
-    for (at, outcome) in decision.outcomes.iter().enumerate() {
+fn policy_list(text: &mut Vec<u8>, decision: &Decision<'_>) {
+    for (at, outcome) in decision.outcomes().iter().enumerate() {
         item(text, at, &name_of(outcome));
         parameter(text, draft::QUOTA, outcome.gate().limit().amount().into());
         parameter(text, draft::WINDOW, window_seconds(outcome));
     }
 }
 
-fn limit_list(text: &mut Vec<u8>, decision: DecisionView<'_, '_>) {
-    let telling = |outcome: &&Outcome<'_>| decision.denied_by.is_none() || !outcome.is_allowed();
-    for (at, outcome) in decision.outcomes.iter().filter(telling).enumerate() {
+fn limit_list(text: &mut Vec<u8>, decision: &Decision<'_>) {
+    let telling = |outcome: &&Outcome<'_>| decision.denied_by().is_none() || !outcome.is_allowed();
+    for (at, outcome) in decision.outcomes().iter().filter(telling).enumerate() {
         item(text, at, &name_of(outcome));
         parameter(text, draft::REMAINING, outcome.remaining().into());
         if let Some(wait_us) = wait_us(outcome) {
@@ -285,8 +263,8 @@ fn reset_at(outcome: &Outcome<'_>, wall_us: u64, style: ResetStyle) -> Option<u6
 
 /// Of several limits that denied, [`Decision::denied_by`] is the one that denies longest: its wait
 /// is enough for all.
-fn retry_after(decision: DecisionView<'_, '_>) -> Option<u64> {
-    Some(seconds(wait_us(decision.denied_by?)?).max(1))
+fn retry_after(decision: &Decision<'_>) -> Option<u64> {
+    Some(seconds(wait_us(decision.denied_by()?)?).max(1))
 }
 
 /// Returns the time until a denied request would pass, or until the meter of an allowed one has

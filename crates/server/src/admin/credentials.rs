@@ -55,7 +55,7 @@ struct NewCredential {
 pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
     let NewCredential { name, role, tenant, expires_ms } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);
-    let attribution = control.attribution(&actor);
+    let attribution = control.attribution(&actor)?;
     if !is_free_name(&name) {
         return Err(Problem::bad_request(format!("name: {name:?} is reserved for the server")));
     }
@@ -86,7 +86,7 @@ pub(super) async fn revoke(req: &HttpRequest<'_>, hash: &str) -> AdminResult {
     let (control, actor) = (control(req)?, req.actor()?);
     control
         .store()
-        .revoke_credential(hash, control.attribution(&actor))
+        .revoke_credential(hash, control.attribution(&actor)?)
         .await
         .map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh()).await;

@@ -83,7 +83,7 @@ fn spells_out(pattern: &str) -> bool {
 pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     let Declaration { id, r#for, confirmed, mut fields } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);
-    let attribution = control.attribution(&actor);
+    let attribution = control.attribution(&actor)?;
     let id = match id {
         Some(id) => id,
         None => new_id()?,
@@ -132,7 +132,7 @@ struct Renewal {
 pub(super) async fn renew(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let Renewal { r#for } = body(req)?;
     let (control, actor) = (control(req)?, req.actor()?);
-    let attribution = control.attribution(&actor);
+    let attribution = control.attribution(&actor)?;
     let expires_ms = attribution.now_ms + lasts_ms(r#for.as_deref())?;
     let revision = control
         .store()
@@ -155,7 +155,7 @@ pub(super) async fn end(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let (control, actor) = (control(req)?, req.actor()?);
     let revision = control
         .store()
-        .end_emergency(id, control.attribution(&actor))
+        .end_emergency(id, control.attribution(&actor)?)
         .await
         .map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh_emergencies()).await;

@@ -316,6 +316,7 @@ fn unmade(error: ChangeError) -> Problem {
     match error {
         ChangeError::Store(error) => refused(&error),
         ChangeError::Unconfirmed(because) => super::unconfirmed(&because),
+        ChangeError::Stopping(stopping) => stopping.into(),
         ChangeError::Effect(error) => Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }
 }
@@ -394,7 +395,7 @@ fn change_id(text: &str) -> Result<u64, Problem> {
 pub(super) async fn approve(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let (id, control, actor) = (change_id(id)?, control(req)?, req.actor()?);
     let change =
-        control.store().approve(id, control.attribution(&actor)).await.map_err(|error| refused(&error))?;
+        control.store().approve(id, control.attribution(&actor)?).await.map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 
@@ -418,7 +419,7 @@ pub(super) async fn reject(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     }
     let change = control
         .store()
-        .reject(id, &reason, control.attribution(&actor))
+        .reject(id, &reason, control.attribution(&actor)?)
         .await
         .map_err(|error| refused(&error))?;
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))

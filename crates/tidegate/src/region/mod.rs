@@ -152,33 +152,38 @@ impl Region {
     ///
     /// # Panics
     /// If one of the gates has no origin.
-    pub async fn check<'g>(
+    pub async fn check<'c, 'g: 'c, 'k: 'c>(
         &self,
-        checks: &[RegionCheck<'g, '_>],
+        checks: impl IntoIterator<Item = &'c RegionCheck<'g, 'k>, IntoIter: Clone>,
     ) -> Result<RegionDecision<'g>, TooManyLimits> {
-        let decision = self.by_memory(checks)?;
+        let checks = checks.into_iter();
+        let decision = self.by_memory(checks.clone().map(RegionCheck::node_check))?;
         if !needs_origin(&decision) {
             return Ok(RegionDecision { decision, source: self.source_of(checks), missing_reply: None });
         }
+        let checks: Vec<_> = checks.collect();
         // Boxed, so that a decision from memory does not reserve space for this future.
-        Box::pin(self.decide_by_placement(checks)).await
+        Box::pin(self.decide_by_placement(&checks)).await
     }
 
-    /// Decides from the grants of this node.
-    fn by_memory<'g>(&self, checks: &[RegionCheck<'g, '_>]) -> Result<Decision<'g>, TooManyLimits> {
-        let own = checks.iter().map(|check| check.node_check);
-        // A decision from memory allocates nothing.
-        if checks.len() <= LIMITS_INLINE_MAX {
-            return self.limiter.check_all(&own.collect::<ArrayVec<Check<'g>, LIMITS_INLINE_MAX>>());
+    /// Decides from the grants of this node. Allocates nothing for up to [`LIMITS_INLINE_MAX`]
+    /// checks.
+    fn by_memory<'g>(
+        &self,
+        mut checks: impl Iterator<Item = Check<'g>>,
+    ) -> Result<Decision<'g>, TooManyLimits> {
+        let first: ArrayVec<_, LIMITS_INLINE_MAX> = checks.by_ref().take(LIMITS_INLINE_MAX).collect();
+        match checks.next() {
+            None => self.limiter.check_all(&first),
+            next => self.limiter.check_all(&first.into_iter().chain(next).chain(checks).collect::<Vec<_>>()),
         }
-        self.limiter.check_all(&own.collect::<Vec<Check<'g>>>())
     }
 
     /// Decides a request that memory cannot, by one call for each placement, in sequence. If a
     /// later one denies, earlier charges are given back.
     async fn decide_by_placement<'g>(
         &self,
-        checks: &[RegionCheck<'g, '_>],
+        checks: &[&RegionCheck<'g, '_>],
     ) -> Result<RegionDecision<'g>, TooManyLimits> {
         let mut groups = by_place(checks);
         if let [only] = &groups[..] {
@@ -399,9 +404,9 @@ impl PlacementGroup<'_, '_, '_> {
 }
 
 /// Groups checks by the place that decides them.
-fn by_place<'c, 'g, 'k>(checks: &'c [RegionCheck<'g, 'k>]) -> Vec<PlacementGroup<'c, 'g, 'k>> {
+fn by_place<'c, 'g, 'k>(checks: &[&'c RegionCheck<'g, 'k>]) -> Vec<PlacementGroup<'c, 'g, 'k>> {
     let mut groups: Vec<PlacementGroup<'c, 'g, 'k>> = Vec::with_capacity(1);
-    for (at, check) in checks.iter().enumerate() {
+    for (at, &check) in checks.iter().enumerate() {
         let place =
             owner(check).map_or_else(|| CheckOwner::Partition(check.partition()), CheckOwner::PeerRegion);
         match groups.iter_mut().find(|group| group.place == place) {
@@ -417,7 +422,7 @@ fn by_place<'c, 'g, 'k>(checks: &'c [RegionCheck<'g, 'k>]) -> Vec<PlacementGroup
 
 /// Returns the decision before any reply. A limit that is not checked, because another denied,
 /// shows 0 units: never more than the truth.
-fn undecided<'g>(checks: &[RegionCheck<'g, '_>]) -> RegionDecision<'g> {
+fn undecided<'g>(checks: &[&RegionCheck<'g, '_>]) -> RegionDecision<'g> {
     let outcomes = checks.iter().map(|check| outcome_of(&check.node_check, 0, None)).collect();
     RegionDecision { decision: allowed(outcomes), source: DecisionSource::Global, missing_reply: None }
 }

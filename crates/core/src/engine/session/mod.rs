@@ -52,22 +52,22 @@ struct FlushSchedule {
     due_from: Option<Digest>,
 }
 
-/// The restraint of a session after a refused call.
+/// The limits on the calls of a session, tightened by refused calls.
 #[derive(Debug)]
-struct Restraint {
+struct CallLimits {
     /// Largest number of meters in the next call.
     meters_max: usize,
     /// Until when the session sends calls for waiting requests only.
     until_us: u64,
 }
 
-impl Default for Restraint {
+impl Default for CallLimits {
     fn default() -> Self {
         Self { meters_max: METERS_PER_CALL_MAX, until_us: 0 }
     }
 }
 
-impl Restraint {
+impl CallLimits {
     /// Halves the calls after one of `meters` was refused, so that a faulty meter does not block
     /// the others for long.
     fn tighten(&mut self, meters: usize, until_us: u64) {
@@ -80,9 +80,9 @@ impl Restraint {
     }
 }
 
-/// Whether a session has work.
+/// When a session has work.
 #[derive(Debug, Default)]
-struct Wake {
+struct WakeTime {
     /// When the session has work again if no event comes before.
     at_us: Option<u64>,
     /// Whether an event has come since.
@@ -103,14 +103,14 @@ pub(super) struct Session {
     waiting: Vec<WaitingRequest>,
     in_flight: Option<InFlightCall>,
     flush: FlushSchedule,
-    restraint: Restraint,
-    wake: Wake,
+    call_limits: CallLimits,
+    wake: WakeTime,
 }
 
 impl Session {
     /// Whether the session may have work.
     pub(super) fn is_awake(&self, now: Now, is_closing: bool) -> bool {
-        let Wake { at_us, has_event, .. } = self.wake;
+        let WakeTime { at_us, has_event, .. } = self.wake;
         has_event || is_closing || at_us.is_some_and(|at_us| at_us <= now.mono_us())
     }
 
@@ -200,7 +200,7 @@ impl Session {
         }
         // A held-up session gets another look at the next reply, whenever that comes.
         let is_held_up = self.wake.is_held_up;
-        self.wake = Wake { at_us: self.next_us(&cx.settings), has_event: is_held_up, is_held_up };
+        self.wake = WakeTime { at_us: self.next_us(&cx.settings), has_event: is_held_up, is_held_up };
         before - self.meters.len()
     }
 
@@ -222,7 +222,7 @@ impl Session {
 
     fn next_us(&self, settings: &EngineSettings) -> Option<u64> {
         let has_flush = self.in_flight.is_none() && !self.wake.is_held_up && !self.meters.is_empty();
-        let flush = has_flush.then_some(self.flush.at_us.max(self.restraint.until_us));
+        let flush = has_flush.then_some(self.flush.at_us.max(self.call_limits.until_us));
         let waiting = self.waiting.iter().map(|waiting| waiting.since_us + settings.deadline_us).min();
         let call = self.in_flight.as_ref().map(|call| call.wake_us(settings));
         [flush, waiting, call].into_iter().flatten().min()
@@ -280,7 +280,7 @@ impl Session {
     fn send_due(&mut self, cx: &mut Context<'_>, partition: u16, effects: &mut Vec<Effect>) {
         self.decide_waiting(cx, effects);
         let is_due = cx.now_us() >= self.flush.at_us || cx.is_closing();
-        let is_flush = is_due && cx.now_us() >= self.restraint.until_us;
+        let is_flush = is_due && cx.now_us() >= self.call_limits.until_us;
         let is_time = !self.waiting.is_empty() || is_flush;
         self.wake.is_held_up = is_time && cx.calls_left == 0;
         if !is_time || self.wake.is_held_up {
@@ -317,7 +317,7 @@ impl Session {
     fn take_waiting(&mut self, cx: &Context<'_>, draft: &mut CallDraft) {
         let mut waiting = std::mem::take(&mut self.waiting).into_iter();
         for next in waiting.by_ref() {
-            if !draft.has_room_for(&next.request, self.restraint.meters_max) {
+            if !draft.has_room_for(&next.request, self.call_limits.meters_max) {
                 self.waiting.push(next);
                 break;
             }
@@ -342,7 +342,7 @@ impl Session {
     }
 
     fn take_due(&mut self, cx: &Context<'_>, draft: &mut CallDraft) {
-        let room = self.restraint.meters_max.saturating_sub(draft.meters.len());
+        let room = self.call_limits.meters_max.saturating_sub(draft.meters.len());
         // Start where the last call ended, so that meters that are soon due again do not displace
         // others.
         let due_from = self.flush.due_from;
@@ -399,7 +399,7 @@ impl Session {
         let Some(in_flight) = self.in_flight.take_if(|call| call.matches(sequence, reply)) else { return };
         (self.acknowledged, self.wake.has_event) = (sequence, true);
         self.clock = Some(RemoteClock::new(reply.now_us, cx.now_us()));
-        self.restraint.relax();
+        self.call_limits.relax();
         let latest_sent_us = &mut cx.node.replies.latest_sent_us;
         *latest_sent_us = in_flight.sent_us.max(*latest_sent_us);
         for (digest, meter_reply) in in_flight.meters.iter().zip(&reply.meters) {
@@ -475,7 +475,7 @@ impl Session {
     fn end_refused(&mut self, now: Now, stats: &mut EngineStats, effects: &mut Vec<Effect>) {
         let Some(in_flight) = self.in_flight.take() else { return };
         stats.refused += 1;
-        self.restraint.tighten(in_flight.meters.len(), in_flight.pause_until_us(now.mono_us()));
+        self.call_limits.tighten(in_flight.meters.len(), in_flight.pause_until_us(now.mono_us()));
         for Waiter { ticket, .. } in in_flight.waiters() {
             leave_unanswered(ticket, stats, effects);
         }

@@ -1,9 +1,11 @@
 //! `POST /v2/ratelimit.limit`: one limit.
 
+use std::slice;
+
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::direct::{LimitRequest, decide};
+use super::direct::{LimitRequest, decide, wall_us};
 use super::fields::Problems;
 use super::{Envelope, ErrorEnvelope, Refusal, enveloped, object};
 use crate::auth::Principal;
@@ -43,16 +45,14 @@ pub(in crate::http) async fn answer(
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
     let (rules, mut problems) = (req.shared.rules.load(), Problems::default());
-    let limit = object::<LimitRequest<'_>>(req)?;
-    let wall_us = req.shared.decider.limiter.wall_us();
-    let in_force = (rules.set(), wall_us / 1_000);
-    let limits = [limit.resolve(req.shared, in_force, principal.tenant, &mut problems)?];
-    let limits = problems.or(limits)?;
-    let decision = decide(req, principal.tenant, &limits).await?;
+    let fields = object::<LimitRequest<'_>>(req)?.read(&mut problems);
+    let in_force = (rules.set(), req.shared.now_ms());
+    let limit = problems.or(fields)?.resolve(req.shared, in_force, principal.tenant)?;
+    let decision = decide(req, principal.tenant, &limit, slice::from_ref(&limit)).await?;
     let outcome = decision.as_ref().and_then(|decision| decision.outcomes.first()?.as_ref());
-    let mut answer = enveloped(limits[0].status(outcome, wall_us));
+    let mut answer = enveloped(limit.status(outcome, wall_us(req, decision.as_ref())));
     if let Some(decision) = &decision {
-        req.set_decision_headers(&mut answer, decision, wall_us);
+        req.set_decision_headers(&mut answer, decision);
     }
     Ok(answer)
 }

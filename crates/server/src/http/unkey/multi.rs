@@ -5,7 +5,7 @@ use tidegate::LIMITS_PER_CHECK_MAX;
 use tidegate_rules::RuleSet;
 use utoipa::ToSchema;
 
-use super::direct::{DirectLimit, LimitRequest, decide};
+use super::direct::{DirectLimit, LimitRequest, decide, wall_us};
 use super::fields::{FieldError, Problems};
 use super::limit::LimitData;
 use super::{Envelope, ErrorEnvelope, Refusal, body, enveloped};
@@ -77,16 +77,17 @@ pub(in crate::http) async fn answer(
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
     let rules = req.shared.rules.load();
-    let wall_us = req.shared.decider.limiter.wall_us();
-    let limits = read(req, (rules.set(), wall_us / 1_000), principal.tenant)?;
-    let decision = decide(req, principal.tenant, &limits).await?;
+    let limits = read(req, (rules.set(), req.shared.now_ms()), principal.tenant)?;
+    let first = limits.first().ok_or_else(|| outside(0))?;
+    let decision = decide(req, principal.tenant, first, &limits).await?;
+    let wall_us = wall_us(req, decision.as_ref());
     let outcome = |at: usize| decision.as_ref().and_then(|decision| decision.outcomes.get(at)?.as_ref());
     let statuses = limits.iter().enumerate();
     let statuses = statuses.map(|(at, limit)| CheckData::new(limit, &limit.status(outcome(at), wall_us)));
     let passed = decision.as_ref().is_none_or(RequestDecision::is_allowed);
     let mut answer = enveloped(MultiData { passed, limits: statuses.collect() });
     if let Some(decision) = &decision {
-        req.set_decision_headers(&mut answer, decision, wall_us);
+        req.set_decision_headers(&mut answer, decision);
     }
     Ok(answer)
 }
@@ -97,15 +98,21 @@ fn read<'b, 'r>(
     tenant: TenantIndex,
 ) -> Result<Vec<DirectLimit<'b, 'r>>, Refusal> {
     let requests = body::<Vec<Object<LimitRequest<'b>>>>(req)?;
-    if !(1..=LIMITS_MAX).contains(&requests.len()) {
-        let message = format!("body: {} limits is outside 1 to {LIMITS_MAX}", requests.len());
-        return Err(vec![FieldError::new("body", message)].into());
+    if requests.len() > LIMITS_MAX {
+        return Err(outside(requests.len()));
     }
     let mut problems = Problems::default();
-    let mut limits = Vec::with_capacity(requests.len());
+    let mut fields = Vec::with_capacity(requests.len());
     for (at, Object(request)) in requests.into_iter().enumerate() {
         problems.element = Some(at);
-        limits.push(request.resolve(req.shared, in_force, tenant, &mut problems)?);
+        fields.push(request.read(&mut problems));
     }
-    Ok(problems.or(limits)?)
+    let limits = problems.or(fields)?.into_iter();
+    let limits = limits.map(|fields| fields.resolve(req.shared, in_force, tenant));
+    Ok(limits.collect::<Result<_, _>>()?)
+}
+
+/// The problem of a request with too few or too many limits.
+fn outside(count: usize) -> Refusal {
+    vec![FieldError::new("body", format!("body: {count} limits is outside 1 to {LIMITS_MAX}"))].into()
 }
