@@ -2,6 +2,7 @@
 
 use crate::class::Class;
 use crate::limit::Limit;
+use crate::table::DecidingMeter;
 
 /// The state that a decision rests on, from the best to the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,23 +13,56 @@ pub enum DecisionSource {
     /// The same for a limit of this region alone, or for the regional share while a peer counts as
     /// lost.
     Regional,
-    /// The node share of the limit, by the configured or the observed number of nodes.
+    /// The node's own memory: it has no origin, or spends its node share of the limit, by the
+    /// configured or the observed number of nodes.
     Local,
+    /// A meter that many keys share, because the table has no room for more.
+    Overflow,
     /// A coarse meter that all requests of the tenant share: the limit fails open.
     Open,
+    /// Nothing: there was no room even for the overflow meter, or too many limits apply to one
+    /// request.
+    Refused,
     /// Nothing: the limit fails closed by its class.
     Closed,
+    /// Nothing: the server is overloaded.
+    Shed,
+}
+
+impl From<DecidingMeter> for DecisionSource {
+    fn from(meter: DecidingMeter) -> Self {
+        match meter {
+            DecidingMeter::Own => Self::Local,
+            DecidingMeter::Overflow => Self::Overflow,
+            DecidingMeter::Refused => Self::Refused,
+        }
+    }
 }
 
 impl DecisionSource {
+    /// All sources.
+    pub const ALL: [Self; 8] = [
+        Self::Global,
+        Self::Regional,
+        Self::Local,
+        Self::Overflow,
+        Self::Open,
+        Self::Refused,
+        Self::Closed,
+        Self::Shed,
+    ];
+
     /// Returns the name in answers and metrics.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Global => "global",
             Self::Regional => "regional",
             Self::Local => "local",
+            Self::Overflow => "overflow",
             Self::Open => "open",
+            Self::Refused => "refused",
             Self::Closed => "closed",
+            Self::Shed => "shed",
         }
     }
 }

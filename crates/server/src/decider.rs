@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use tidegate::region::{self, MissingReply, Region, RegionCheck, RegionPolicy};
+use tidegate::region::{self, Region, RegionCheck, RegionDecision, RegionPolicy};
 use tidegate::{Decision, Gate, LIMITS_INLINE_MAX, Limit, Limiter, Outcome, TooManyLimits, UnknownName};
-
-use crate::metrics::DecisionSource;
+use tidegate_core::DecisionSource;
 
 /// Decides checks, alone or as a node of a region.
 #[derive(Debug)]
@@ -13,15 +12,6 @@ pub(crate) struct Decider {
     pub(crate) limiter: Arc<Limiter>,
     /// `None` if the server counts for itself.
     pub(crate) region: Option<Region>,
-}
-
-/// A decision and its source.
-#[derive(Debug)]
-pub(crate) struct SourcedDecision<'g> {
-    pub(crate) decision: Decision<'g>,
-    pub(crate) source: DecisionSource,
-    /// The reply that the decision had to do without.
-    pub(crate) missing_reply: Option<MissingReply>,
 }
 
 impl Decider {
@@ -48,21 +38,18 @@ impl Decider {
     pub(crate) async fn check_all<'c, 'g: 'c, 'k: 'c>(
         &self,
         checks: impl IntoIterator<Item = &'c RegionCheck<'g, 'k>, IntoIter: Clone>,
-    ) -> Result<SourcedDecision<'g>, TooManyLimits> {
+    ) -> Result<RegionDecision<'g>, TooManyLimits> {
         let checks = checks.into_iter();
         match &self.region {
             None => self.check_here(checks),
-            Some(region) => {
-                let checks: Vec<RegionCheck<'g, 'k>> = checks.cloned().collect();
-                region.check(&checks).await.map(SourcedDecision::from)
-            }
+            Some(region) => region.check(checks).await,
         }
     }
 
     fn check_here<'c, 'g: 'c, 'k: 'c>(
         &self,
         checks: impl Iterator<Item = &'c RegionCheck<'g, 'k>> + Clone,
-    ) -> Result<SourcedDecision<'g>, TooManyLimits> {
+    ) -> Result<RegionDecision<'g>, TooManyLimits> {
         let count = checks.clone().count();
         let mut checks = checks.map(RegionCheck::node_check);
         let decision = match (count, checks.next()) {
@@ -74,13 +61,9 @@ impl Decider {
             }
             (_, first) => self.limiter.check_all(&first.into_iter().chain(checks).collect::<Vec<_>>())?,
         };
-        let source = DecisionSource::of_all(decision.outcomes());
-        Ok(SourcedDecision { decision, source, missing_reply: None })
-    }
-
-    /// Returns the source of a decision on a request without limits.
-    pub(crate) fn source_without_checks(&self) -> DecisionSource {
-        if self.region.is_some() { DecisionSource::Regional } else { DecisionSource::Local }
+        let sources = decision.outcomes().iter().map(|outcome| DecisionSource::from(outcome.source()));
+        let source = sources.max().unwrap_or(DecisionSource::Local);
+        Ok(RegionDecision { decision, source, missing_reply: None })
     }
 
     /// Returns the source of an outcome that memory gave.
@@ -103,13 +86,6 @@ impl Decider {
             None => self.limiter.refund(check.node_check()),
             Some(region) => region.refund([check]),
         }
-    }
-}
-
-impl<'g> From<region::RegionDecision<'g>> for SourcedDecision<'g> {
-    fn from(region_decision: region::RegionDecision<'g>) -> Self {
-        let region::RegionDecision { decision, source, missing_reply } = region_decision;
-        Self { decision, source: source.into(), missing_reply }
     }
 }
 

@@ -14,9 +14,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
-use tidegate::region::{self, EngineStats, PeerCounts, PeerStatus, Region, ReplicationStatus};
-use tidegate::{DecidingMeter, Limiter, ShareStats};
+use tidegate::region::{EngineStats, PeerCounts, PeerStatus, Region, ReplicationStatus};
+use tidegate::{Limiter, ShareStats};
 use tidegate_control::ControlEvent;
+use tidegate_core::DecisionSource;
 use tidegate_record::{Deliveries, Delivery, RecordKind, Recorder};
 use tidegate_rules::Class;
 
@@ -70,37 +71,13 @@ label! {
 
 label! {
     /// The outcome of a request.
-    pub(crate) Outcome {
+    pub(crate) RequestOutcome {
         /// It may pass.
         Allowed = "allowed",
         /// It may not.
         Denied = "denied",
         /// It may pass, though a rule in shadow mode would have denied it.
         ShadowDenied = "shadow_denied",
-    }
-}
-
-label! {
-    /// The state that a decision rests on.
-    pub(crate) DecisionSource {
-        /// The region's origin, which counts the usage of all regions.
-        Global = "global",
-        /// The region's origin: a grant, its last reply, or its decision.
-        Regional = "regional",
-        /// This process's memory.
-        Local = "local",
-        /// A meter that many keys share, because there is no room for more.
-        Overflow = "overflow",
-        /// A coarse meter that all requests of a tenant share, because the origin is down and the
-        /// limit fails open.
-        Open = "open",
-        /// Nothing: there was no room even for the overflow meter, or too many rules apply to one
-        /// request.
-        Refused = "refused",
-        /// Nothing: the origin is down and the limit fails closed.
-        Closed = "closed",
-        /// Nothing: the server is overloaded.
-        Shed = tidegate_record::SHED_SOURCE,
     }
 }
 
@@ -140,44 +117,9 @@ label! {
     }
 }
 
-impl From<DecidingMeter> for DecisionSource {
-    fn from(source: DecidingMeter) -> Self {
-        match source {
-            DecidingMeter::Own => Self::Local,
-            DecidingMeter::Overflow => Self::Overflow,
-            DecidingMeter::Refused => Self::Refused,
-        }
-    }
-}
-
-impl From<region::DecisionSource> for DecisionSource {
-    fn from(source: region::DecisionSource) -> Self {
-        match source {
-            region::DecisionSource::Global => Self::Global,
-            region::DecisionSource::Regional => Self::Regional,
-            region::DecisionSource::Local => Self::Local,
-            region::DecisionSource::Open => Self::Open,
-            region::DecisionSource::Closed => Self::Closed,
-        }
-    }
-}
-
-impl DecisionSource {
-    /// Returns the source of a decision under several limits: the weakest of theirs.
-    pub(crate) fn of_all<'o, 'g: 'o>(outcomes: impl IntoIterator<Item = &'o tidegate::Outcome<'g>>) -> Self {
-        let sources = outcomes.into_iter().map(|outcome| Self::from(outcome.source()));
-        sources.fold(Self::Local, Self::worse)
-    }
-
-    /// Returns the weaker of two sources.
-    pub(crate) fn worse(self, other: Self) -> Self {
-        if other as usize > self as usize { other } else { self }
-    }
-}
-
 const SURFACES: usize = Surface::ALL.len();
 const CLASSES: usize = Class::ALL.len();
-const OUTCOMES: usize = Outcome::ALL.len();
+const OUTCOMES: usize = RequestOutcome::ALL.len();
 const DECISION_SOURCES: usize = DecisionSource::ALL.len();
 const LISTENERS: usize = Listener::ALL.len();
 const RELOADS: usize = ReloadedFile::ALL.len();
@@ -248,7 +190,7 @@ impl Metrics {
         &self,
         surface: Surface,
         class: Class,
-        outcome: Outcome,
+        outcome: RequestOutcome,
         source: DecisionSource,
         n: u64,
     ) {
@@ -301,7 +243,7 @@ impl Metrics {
         let mut totals = DecisionTotals::default();
         let all = self.workers.iter().flat_map(|tally| tally.decisions.as_flattened().as_flattened());
         for (at, sources) in all.enumerate() {
-            let is_denied = at % OUTCOMES == Outcome::Denied as usize;
+            let is_denied = at % OUTCOMES == RequestOutcome::Denied as usize;
             for (source, count) in DecisionSource::ALL.iter().zip(sources) {
                 let count = count.load(Ordering::Relaxed);
                 totals.all += count;
@@ -411,8 +353,8 @@ impl Scrape {
         )?;
         for &surface in Surface::ALL {
             for class in Class::ALL {
-                for &outcome in Outcome::ALL {
-                    for &source in DecisionSource::ALL {
+                for &outcome in RequestOutcome::ALL {
+                    for source in DecisionSource::ALL {
                         let count = self.metrics.sum(|tally| {
                             &tally.decisions[surface as usize][class as usize][outcome as usize]
                                 [source as usize]

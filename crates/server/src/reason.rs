@@ -2,8 +2,7 @@
 //! overload.
 
 use tidegate::region::MissingReply;
-
-use crate::metrics::DecisionSource;
+use tidegate_core::DecisionSource;
 
 /// The reason of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +59,7 @@ mod tests {
         assert_eq!(reason(DecisionSource::Regional, None), "limit");
         assert_eq!(reason(DecisionSource::Refused, None), "no_room");
         assert_eq!(reason(DecisionSource::Shed, None), "shed");
+        assert_eq!(DecisionSource::Shed.as_str(), tidegate_record::SHED_SOURCE, "back-tests skip these");
         assert_eq!(reason(DecisionSource::Closed, Some(MissingReply::Owner)), "owner_unreachable");
     }
 }

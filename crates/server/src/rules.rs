@@ -161,10 +161,9 @@ impl ActiveRules {
         let bounds = self.gates.bounds.load();
         let matching = self.set.matching(name, request, now_ms).filter_map(|found| {
             let gate = self.gate(shared, tenant, &found)?;
-            let RuleMatch { rule, key, terms, position } = found;
-            let count = self.gates.counts.get(position)?;
-            let bound = bounds.most_above(position, rule, &terms.limit)?;
-            Some(MatchedRule { rule, terms, bound, count, key, gate })
+            let count = self.gates.counts.get(found.position)?;
+            let bound = bounds.most_above(found.position, found.rule, &found.terms.limit)?;
+            Some(MatchedRule { matched: found, bound, count, gate })
         });
         MatchedRequest::new(self, tenant, request, matching, self.placement(&shared.decider, name, request))
     }
@@ -290,8 +289,8 @@ mod tests {
         let request = Dimensions::new([("user", user)]).expect("good dimensions");
         let passes = || {
             let case = rules.match_request(shared, 0, &request);
-            let rules_decision = case.decide(shared, Surface::Check, 1).now_or_never().expect("no origin");
-            rules_decision.expect("decided").decision.is_allowed()
+            let decision = case.decide(shared, Surface::Check, 1).now_or_never().expect("no origin");
+            decision.expect("decided").is_allowed()
         };
         // No limit in these tests lets more pass.
         (0..100).take_while(|_| passes()).count()
@@ -353,13 +352,14 @@ mod tests {
         let request = Dimensions::new([("user", "bob")]).expect("good dimensions");
         let case = rules.match_request(&shared, 0, &request);
         for is_allowed in [true, false] {
-            let rules_decision = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
-            let rules_decision = rules_decision.expect("decided");
-            assert!(rules_decision.decision.is_allowed());
-            assert!(rules_decision.rules().all(|(matched, _)| matched.terms.mode == Mode::Shadow));
-            let checked: Vec<&str> = rules_decision.rules().map(|(matched, _)| &*matched.rule.name).collect();
+            let decision = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
+            let decision = decision.expect("decided");
+            assert!(decision.is_allowed());
+            let outcomes: Vec<_> = case.outcomes(&decision).collect();
+            assert!(outcomes.iter().all(|(rule, _)| rule.matched.terms.mode == Mode::Shadow));
+            let checked: Vec<&str> = outcomes.iter().map(|(rule, _)| &*rule.matched.rule.name).collect();
             assert_eq!(checked, (0..LIMITS_PER_CHECK_MAX).map(|at| at.to_string()).collect::<Vec<_>>());
-            assert!(rules_decision.rules().all(|(_, outcome)| outcome.is_allowed() == is_allowed));
+            assert!(outcomes.iter().all(|(_, outcome)| outcome.is_allowed() == is_allowed));
         }
     }
 

@@ -12,7 +12,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use envoy_types::pb::google::protobuf::Duration;
 use tidegate::headers::headers;
 use tidegate::region::RegionCheck;
-use tidegate::{Decision, Gate, LIMITS_PER_CHECK_MAX, Outcome as LimitOutcome, Retry};
+use tidegate::{Gate, LIMITS_PER_CHECK_MAX, Outcome, Retry};
 use tidegate_record::RecordKey;
 use tidegate_rules::Class;
 
@@ -24,7 +24,7 @@ use super::tree::{
 use crate::auth::TenantIndex;
 use crate::decider::check_of_parts;
 use crate::metrics::Surface;
-use crate::pipeline::{CheckRole, PlannedCheck, RecordSubject, RequestContext, RequestDecision};
+use crate::pipeline::{CheckRole, RecordSubject, RequestContext, RequestDecision, RoleCheck};
 use crate::shared::Shared;
 
 /// The most descriptors of a request. Higher: more work in one go, which others wait for.
@@ -61,15 +61,15 @@ pub(crate) async fn decide(
 ) -> Result<RateLimitResponse, Refusal> {
     check_request(request)?;
     let context = RequestContext { shared, tenant, surface: Surface::Envoy, class: CLASS };
-    let Ok(admission) = context.admit() else { return Ok(shed_response(request)) };
+    let Ok(admission) = context.admit(|| subject(request, None)) else { return Ok(shed_response(request)) };
     let descriptors = shared.rules.descriptors.load();
     let request_limits = request_limits(shared, &descriptors, tenant, request)?;
     let name = shared.tenant(tenant).name.as_bytes();
     let placement = shared.decider.placement(&[name, request.domain.as_bytes()]);
-    let plan = Plan::new(&descriptors, tenant, request, &request_limits, &placement)?;
-    let decision = admission.decide(&plan.checks, |at| plan.subject(request, at)).await;
+    let checks = DescriptorChecks::new(&descriptors, tenant, request, &request_limits, &placement)?;
+    let decision = admission.decide(&checks.checks, |at| subject(request, at.map(|at| checks.at(at)))).await;
     let decision = decision.map_err(|error| too_many(error.limits))?;
-    Ok(respond(shared, &plan, &decision))
+    Ok(checks.response(shared, &decision))
 }
 
 fn check_request(request: &RateLimitRequest) -> Result<(), Refusal> {
@@ -162,32 +162,15 @@ fn name(domain: &str, descriptor: &RateLimitDescriptor) -> String {
     name
 }
 
-/// The checks of a request.
-struct Plan<'p> {
-    descriptors: Vec<DescriptorPlan<'p>>,
+/// The checks of a request, and the statuses of its descriptors without the decision.
+struct DescriptorChecks<'p> {
+    /// By descriptor. Those with a check have a current limit.
+    statuses: Vec<DescriptorStatus>,
     /// In the order of the descriptors that have one.
-    checks: Vec<PlannedCheck<'p, 'p>>,
+    checks: Vec<RoleCheck<'p, 'p>>,
 }
 
-/// The plan for one descriptor.
-enum DescriptorPlan<'p> {
-    /// No limit applies.
-    Free,
-    /// The limit that applies is unlimited.
-    Unlimited,
-    /// The descriptor has a check.
-    Limited(DescriptorLimit<'p>),
-}
-
-/// A limit as its status shows it.
-#[derive(Clone, Copy)]
-struct DescriptorLimit<'p> {
-    name: &'p str,
-    requests_per_unit: u32,
-    unit: Unit,
-}
-
-impl<'p> Plan<'p> {
+impl<'p> DescriptorChecks<'p> {
     fn new(
         descriptors: &'p Descriptors,
         tenant: TenantIndex,
@@ -196,11 +179,12 @@ impl<'p> Plan<'p> {
         placement: &'p [u8],
     ) -> Result<Self, Refusal> {
         let count = request.descriptors.len();
-        let mut plan = Self { descriptors: Vec::with_capacity(count), checks: Vec::with_capacity(count) };
+        let mut all = Self { statuses: Vec::with_capacity(count), checks: Vec::with_capacity(count) };
         let mut replacing = Vec::new();
         for (at, descriptor) in request.descriptors.iter().enumerate() {
             if let Some(given) = request_limits.get(at).and_then(Option::as_ref) {
-                plan.add(given.check(request, descriptor, placement), given.limit());
+                let limit = limit("", given.requests_per_unit, given.unit);
+                all.add(given.check(request, descriptor, placement), limit);
                 continue;
             }
             let mut parts = Parts::new();
@@ -209,68 +193,95 @@ impl<'p> Plan<'p> {
             parts.push(b"");
             let Some(rule) = descriptors.domains.find(&request.domain, &descriptor.entries, &mut parts)
             else {
-                plan.descriptors.push(DescriptorPlan::Free);
+                all.statuses.push(passed(0));
                 continue;
             };
             if !rule.replaces.is_empty() {
                 replacing.push(rule);
             }
             let Some(quota) = &rule.quota else {
-                plan.descriptors.push(DescriptorPlan::Unlimited);
+                // The limit that applies is unlimited.
+                all.statuses.push(passed(u32::MAX));
                 continue;
             };
             // Each rule has a gate for every tenant there is.
             let Some(gate) = quota.gates.get(tenant) else { return Err(Refusal::NothingLoaded) };
             parts[1] = unit_part(quota.unit);
             let check = check_of_parts(gate, &parts).placed_by(placement);
-            let (name, requests_per_unit, unit) = (&*rule.name, quota.requests_per_unit, quota.unit);
-            plan.add(
-                planned(check, hits(request, descriptor), role(rule.mode, descriptor)),
-                DescriptorLimit { name, requests_per_unit, unit },
+            all.add(
+                role_check(check, hits(request, descriptor), role(rule.mode, descriptor)),
+                limit(&rule.name, quota.requests_per_unit, quota.unit),
             );
         }
         if !replacing.is_empty() {
-            plan.free(&replaced(replacing.into_iter()));
+            all.free(&replaced(replacing.into_iter()));
         }
-        Ok(plan)
+        Ok(all)
     }
 
-    fn add(&mut self, check: PlannedCheck<'p, 'p>, limit: DescriptorLimit<'p>) {
+    fn add(&mut self, check: RoleCheck<'p, 'p>, limit: RateLimit) {
         self.checks.push(check);
-        self.descriptors.push(DescriptorPlan::Limited(limit));
+        self.statuses.push(DescriptorStatus { current_limit: Some(limit), ..passed(0) });
     }
 
     /// Removes the checks of the limits that others replace.
     fn free(&mut self, replaced: &HashSet<&str>) {
-        let descriptors = self.descriptors.iter_mut();
-        let mut limited = descriptors.filter(|plan| matches!(plan, DescriptorPlan::Limited(_)));
+        let statuses = self.statuses.iter_mut();
+        let mut limited = statuses.filter(|status| status.current_limit.is_some());
         self.checks.retain(|_| {
-            let Some(plan) = limited.next() else { return true };
-            let is_replaced = matches!(plan, DescriptorPlan::Limited(limit) if replaced.contains(limit.name));
-            if is_replaced {
-                *plan = DescriptorPlan::Free;
-            }
-            !is_replaced
+            let limit = limited.next().map(|status| &mut status.current_limit);
+            limit.and_then(|limit| limit.take_if(|limit| replaced.contains(limit.name.as_str()))).is_none()
         });
     }
 
-    /// Names the request in its record: by the descriptor of the limit that decided, if any did.
-    fn subject(
-        &self,
-        request: &'p RateLimitRequest,
-        decided_by: Option<usize>,
-    ) -> RecordSubject<'p, impl Iterator<Item = (&'p str, &'p str)>> {
-        let limited = request.descriptors.iter().zip(&self.descriptors);
-        let mut limited = limited.filter(|(_, plan)| matches!(plan, DescriptorPlan::Limited(_)));
-        let descriptor = decided_by.and_then(|at| limited.nth(at)).map(|(descriptor, _)| descriptor);
-        let cost = decided_by.and_then(|at| self.checks.get(at)).map_or(0, PlannedCheck::cost);
-        let entries = descriptor.into_iter().flat_map(|descriptor| &descriptor.entries);
-        let entries = entries.map(|entry| (entry.key.as_str(), entry.value.as_str()));
-        let mut key = RecordKey::default();
-        entries.clone().for_each(|(name, value)| key.add(name, value));
-        let domain = [("domain", request.domain.as_str())];
-        RecordSubject::new(key, cost, domain.into_iter().chain(entries))
+    /// Returns the cost of a check, and the index of its descriptor.
+    fn at(&self, check: usize) -> (u64, usize) {
+        let limited = self.statuses.iter().enumerate().filter(|(_, status)| status.current_limit.is_some());
+        let descriptor = limited.map(|(at, _)| at).nth(check);
+        (self.checks.get(check).map_or(0, RoleCheck::cost), descriptor.unwrap_or_default())
     }
+
+    fn response(self, shared: &Shared, decision: &RequestDecision<'_>) -> RateLimitResponse {
+        let mut checked = self.checks.iter().zip(&decision.outcomes);
+        let with_outcome = |status: DescriptorStatus| {
+            let Some(limit) = &status.current_limit else { return status };
+            let Some((check, Some(outcome))) = checked.next() else { return passed(0) };
+            let is_allowed =
+                outcome.is_allowed() || matches!(check.role, CheckRole::Shadow | CheckRole::Refund);
+            DescriptorStatus {
+                code: code(is_allowed),
+                limit_remaining: outcome.remaining(),
+                duration_until_reset: Some(until_reset(limit.unit(), outcome)),
+                ..status
+            }
+        };
+        RateLimitResponse {
+            overall_code: code(decision.is_allowed()),
+            statuses: self.statuses.into_iter().map(with_outcome).collect(),
+            response_headers_to_add: fields(shared, decision),
+            ..RateLimitResponse::default()
+        }
+    }
+}
+
+/// Names the request in its record: by the cost and the index of the descriptor whose limit
+/// decided, if any did.
+fn subject(
+    request: &RateLimitRequest,
+    decided_by: Option<(u64, usize)>,
+) -> RecordSubject<'_, impl Iterator<Item = (&str, &str)>> {
+    let descriptor = decided_by.and_then(|(_, at)| request.descriptors.get(at));
+    let entries = descriptor.into_iter().flat_map(|descriptor| &descriptor.entries);
+    let entries = entries.map(|entry| (entry.key.as_str(), entry.value.as_str()));
+    let mut key = RecordKey::default();
+    entries.clone().for_each(|(name, value)| key.add(name, value));
+    let domain = [("domain", request.domain.as_str())];
+    RecordSubject::new(key, decided_by.map_or(0, |(cost, _)| cost), domain.into_iter().chain(entries))
+}
+
+/// A limit, as the status of its descriptor shows it.
+fn limit(name: &str, requests_per_unit: u32, unit: Unit) -> RateLimit {
+    RateLimit { name: name.to_owned(), requests_per_unit, unit: unit.into() }
 }
 
 impl RequestLimit {
@@ -279,23 +290,19 @@ impl RequestLimit {
         request: &RateLimitRequest,
         descriptor: &RateLimitDescriptor,
         placement: &'p [u8],
-    ) -> PlannedCheck<'p, 'p> {
+    ) -> RoleCheck<'p, 'p> {
         let entries =
             descriptor.entries.iter().flat_map(|entry| [entry.key.as_bytes(), entry.value.as_bytes()]);
         let parts: Parts<'_> =
             [request.domain.as_bytes(), unit_part(self.unit)].into_iter().chain(entries).collect();
         let check = check_of_parts(&self.gate, &parts).placed_by(placement);
-        planned(check, hits(request, descriptor), role(Mode::Enforce, descriptor))
-    }
-
-    fn limit(&self) -> DescriptorLimit<'_> {
-        DescriptorLimit { name: "", requests_per_unit: self.requests_per_unit, unit: self.unit }
+        role_check(check, hits(request, descriptor), role(Mode::Enforce, descriptor))
     }
 }
 
 /// A descriptor of no hits is denied if one more hit would be.
-fn planned<'p>(check: RegionCheck<'p, 'p>, hits: u64, role: CheckRole) -> PlannedCheck<'p, 'p> {
-    PlannedCheck { check: check.cost(hits), role, is_probe: hits == 0, is_block: false }
+fn role_check<'p>(check: RegionCheck<'p, 'p>, hits: u64, role: CheckRole) -> RoleCheck<'p, 'p> {
+    RoleCheck { check: check.cost(hits), role, is_probe: hits == 0, is_block: false }
 }
 
 /// Returns the cost of a descriptor. Its own value prevails, and 0 only reads. In the request's
@@ -323,34 +330,14 @@ fn too_many(limits: usize) -> Refusal {
     ))
 }
 
-fn fields(shared: &Shared, decision: &Decision<'_>) -> Vec<HeaderValue> {
+fn fields(shared: &Shared, decision: &RequestDecision<'_>) -> Vec<HeaderValue> {
     let field = |(name, value): (http::HeaderName, http::HeaderValue)| HeaderValue {
         key: name.as_str().to_owned(),
         value: value.to_str().unwrap_or_default().to_owned(),
         raw_value: Vec::new(),
     };
-    headers(decision, shared.decider.limiter.wall_us(), shared.protocol.reset)
-        .into_iter()
-        .map(field)
-        .collect()
-}
-
-fn respond(shared: &Shared, plan: &Plan<'_>, decision: &RequestDecision<'_>) -> RateLimitResponse {
-    let mut checked = plan.checks.iter().zip(&decision.outcomes);
-    let statuses = plan.descriptors.iter().map(|plan| match plan {
-        DescriptorPlan::Free => passed(0),
-        DescriptorPlan::Unlimited => passed(u32::MAX),
-        DescriptorPlan::Limited(limit) => match checked.next() {
-            Some((planned, Some(outcome))) => status(*limit, planned.role, outcome),
-            _ => passed(0),
-        },
-    });
-    RateLimitResponse {
-        overall_code: code(decision.is_allowed()),
-        statuses: statuses.collect(),
-        response_headers_to_add: decision.headline.iter().flat_map(|it| fields(shared, it)).collect(),
-        ..RateLimitResponse::default()
-    }
+    let fields = headers(&decision.headline.decision, decision.wall_us, shared.protocol.reset);
+    fields.into_iter().map(field).collect()
 }
 
 /// Returns the status of a descriptor without a check.
@@ -358,25 +345,10 @@ fn passed(limit_remaining: u32) -> DescriptorStatus {
     DescriptorStatus { code: code(true), limit_remaining, ..DescriptorStatus::default() }
 }
 
-fn status(limit: DescriptorLimit<'_>, role: CheckRole, outcome: &LimitOutcome<'_>) -> DescriptorStatus {
-    let allowed = outcome.is_allowed() || matches!(role, CheckRole::Shadow | CheckRole::Refund);
-    DescriptorStatus {
-        code: code(allowed),
-        current_limit: Some(RateLimit {
-            name: limit.name.to_owned(),
-            requests_per_unit: limit.requests_per_unit,
-            unit: limit.unit.into(),
-        }),
-        limit_remaining: outcome.remaining(),
-        duration_until_reset: Some(until_reset(limit.unit, outcome)),
-        quota: None,
-    }
-}
-
 /// Returns the time until reset in whole seconds, rounded up, as Envoy sends it to clients. For a
 /// denial it is the time until the same request would pass, otherwise until the meter is empty. A
 /// request that can never pass gets a whole unit, because 0 would invite a retry at once.
-fn until_reset(unit: Unit, outcome: &LimitOutcome<'_>) -> Duration {
+fn until_reset(unit: Unit, outcome: &Outcome<'_>) -> Duration {
     let verdict = outcome.verdict();
     let wait = match verdict.retry().map(Retry::after_us) {
         None => std::time::Duration::from_micros(verdict.reset_after_us()),

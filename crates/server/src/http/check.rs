@@ -10,16 +10,18 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
 use tidegate::{Decision, Outcome, Retry};
+use tidegate_core::DecisionSource;
 use tidegate_record::timestamp;
-use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError};
+use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, RuleMatch};
 use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
 use super::object::Object;
 use super::{HttpRequest, HttpResponse, Problem, json, read_json, text};
 use crate::auth::Role;
-use crate::metrics::{DecisionSource, Surface};
-use crate::pipeline::rules::{MatchedRule, RulesDecision, RulesError};
+use crate::metrics::Surface;
+use crate::pipeline::RequestDecision;
+use crate::pipeline::rules::{MatchedRequest, MatchedRule, RulesError};
 use crate::reason::DecisionReason;
 
 /// Names and values, as they come.
@@ -141,7 +143,7 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     let rules = req.shared.rules.load();
     let matched = rules.match_request(req.shared, principal.tenant, &dimensions);
     match matched.decide(req.shared, Surface::Check, request.cost).await {
-        Ok(rules_decision) => Ok(respond(req, &rules_decision, request.deny_status)),
+        Ok(decision) => Ok(respond(req, &matched, &decision, request.deny_status)),
         Err(RulesError::Shed(shed)) if shed.is_allowed() => Ok(shed_answer(rules.set().version())),
         Err(error) => Err(error.into()),
     }
@@ -219,18 +221,18 @@ where
 
 fn respond(
     req: &HttpRequest<'_>,
-    rules_decision: &RulesDecision<'_, '_, '_>,
+    matched: &MatchedRequest<'_, '_>,
+    decision: &RequestDecision<'_>,
     deny_status: u16,
 ) -> HttpResponse {
-    let body = body(rules_decision);
-    let mut answer = match &rules_decision.decision.headline {
-        Some(denial) if !denial.is_allowed() && deny_status == 429 => {
-            text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(&body, denial))
-        }
-        _ => json(StatusCode::OK, &body),
+    let body = body(matched, decision);
+    let mut answer = if decision.is_allowed() || deny_status == 200 {
+        json(StatusCode::OK, &body)
+    } else {
+        let problem = problem_with(&body, &decision.headline.decision);
+        text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem)
     };
-    let wall_us = req.shared.decider.limiter.wall_us();
-    req.set_decision_headers(&mut answer, &rules_decision.decision, wall_us);
+    req.set_decision_headers(&mut answer, decision);
     answer
 }
 
@@ -246,26 +248,25 @@ fn problem_with(answer: &CheckAnswer<'_>, denial: &Decision<'_>) -> String {
     }
 }
 
-fn body<'r>(rules_decision: &'r RulesDecision<'_, '_, '_>) -> CheckAnswer<'r> {
-    let decision = &rules_decision.decision;
-    let denied_by = decision.headline.as_ref().and_then(Decision::denied_by);
+fn body<'r>(matched: &'r MatchedRequest<'_, '_>, decision: &RequestDecision<'r>) -> CheckAnswer<'r> {
+    let denied_by = decision.headline.decision.denied_by();
     CheckAnswer {
         decision: if decision.is_allowed() { "allow" } else { "deny" },
         denied_by: denied_by.map(|outcome| outcome.gate().name()),
-        rules_version: rules_decision.version(),
-        source: decision.source.as_str(),
+        rules_version: matched.version(),
+        source: decision.headline.source.as_str(),
         reason: decision.reason.as_str(),
-        block: rules_decision.block().map(|block| BlockAnswer {
+        block: matched.block(decision).map(|block| BlockAnswer {
             id: block.id,
             until: timestamp(block.expires_ms),
             until_ms: block.expires_ms,
         }),
-        rules: rules_decision.rules().map(|(matched, outcome)| rule_answer(matched, outcome)).collect(),
+        rules: matched.outcomes(decision).map(|(rule, outcome)| rule_answer(rule, outcome)).collect(),
     }
 }
 
-fn rule_answer<'r>(matched: &'r MatchedRule<'_, '_>, outcome: &Outcome<'_>) -> RuleAnswer<'r> {
-    let MatchedRule { rule, terms, bound, .. } = matched;
+fn rule_answer<'r>(rule: &'r MatchedRule<'_, '_>, outcome: Outcome<'_>) -> RuleAnswer<'r> {
+    let MatchedRule { matched: RuleMatch { rule, terms, .. }, bound, .. } = rule;
     let verdict = outcome.verdict();
     let retry = verdict.retry();
     RuleAnswer {

@@ -97,7 +97,7 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     let request = describe(req, rules.dimensions_used(principal.tenant))?;
     let matched = rules.match_request(req.shared, principal.tenant, &request);
     match matched.decide(req.shared, Surface::ForwardAuth, 1).await {
-        Ok(rules_decision) => Ok(respond(req, &rules_decision.decision, deny_status)),
+        Ok(decision) => Ok(respond(req, &decision, deny_status)),
         Err(RulesError::Shed(shed)) if shed.is_allowed() => Ok(Response::default()),
         Err(error) => Err(error.into()),
     }
@@ -219,13 +219,12 @@ fn client_address(req: &HttpRequest<'_>) -> IpAddr {
 }
 
 fn respond(req: &HttpRequest<'_>, decision: &RequestDecision<'_>, deny_status: StatusCode) -> HttpResponse {
-    let mut answer = match &decision.headline {
-        Some(denied) if !denied.is_allowed() => {
-            text(deny_status, PROBLEM_CONTENT_TYPE, denial(denied, deny_status))
-        }
-        _ => Response::default(),
+    let mut answer = if decision.is_allowed() {
+        Response::default()
+    } else {
+        text(deny_status, PROBLEM_CONTENT_TYPE, denial(&decision.headline.decision, deny_status))
     };
-    req.set_decision_headers(&mut answer, decision, req.shared.decider.limiter.wall_us());
+    req.set_decision_headers(&mut answer, decision);
     answer
 }
 

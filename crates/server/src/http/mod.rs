@@ -66,20 +66,13 @@ impl<'s> HttpRequest<'s> {
         Self { shared, peer, caller, parts, body }
     }
 
-    /// Adds the header fields of a decision at `wall_us`, and its source if the server is in a
-    /// region.
-    pub(crate) fn set_decision_headers(
-        &self,
-        answer: &mut HttpResponse,
-        decision: &RequestDecision<'_>,
-        wall_us: u64,
-    ) {
+    /// Adds the header fields of a decision, and its source if the server is in a region.
+    pub(crate) fn set_decision_headers(&self, answer: &mut HttpResponse, decision: &RequestDecision<'_>) {
         let Shared { decider, protocol, .. } = self.shared;
-        if let Some(headline) = &decision.headline {
-            set_headers(answer.headers_mut(), headline, wall_us, protocol.reset);
-        }
+        let RequestDecision { headline, wall_us, .. } = decision;
+        set_headers(answer.headers_mut(), &headline.decision, *wall_us, protocol.reset);
         if decider.region.is_some() {
-            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(decision.source.as_str()));
+            answer.headers_mut().insert(SOURCE, HeaderValue::from_static(headline.source.as_str()));
         }
     }
 

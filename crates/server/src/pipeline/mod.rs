@@ -1,23 +1,28 @@
 //! The decision pipeline, which all surfaces share: shed, match, decide, count, record.
 //!
-//! A surface parses its request, plans one check for each limit, calls the pipeline, and writes the
-//! result in its protocol. A [`RequestContext`] has the entries:
+//! A surface parses its request, makes one check for each limit, calls the pipeline, and writes the
+//! result in its protocol. [`RequestContext::admit`] sheds. Only the [`Admission`] that it returns
+//! decides, counts and records:
 //!
-//! - [`RequestContext::admit`] sheds. Only the [`Admission`] that it returns decides, counts and
-//!   records: by [`Admission::decide`], under all limits of the request.
-//! - [`MatchedRequest::decide`](rules::MatchedRequest::decide) does the same under the rules that
-//!   match the dimensions of a request.
-//! - [`RequestContext::decide_each`] decides many requests of one limit each from memory, without
-//!   waiting, and counts them in a [`Tally`]. `decide_now` and `decide_later` serve the requests
-//!   that are not plain, and those that need the origin.
+//! - [`Admission::decide`] decides a request under all its limits;
+//!   [`MatchedRequest::decide`](rules::MatchedRequest::decide) calls it for the rules that match.
+//! - [`Admission::decide_each`] decides many requests of one limit each from memory, without
+//!   waiting, and counts them in a [`Tally`]. [`Admission::decide_now`] does so for one request,
+//!   and [`Admission::decide_later`] decides those that need the origin.
 //!
-//! The shapes of a request on its way:
+//! The shapes of a request on its way, at most twelve for each surface:
 //!
 //! | shape | content |
 //! |---|---|
 //! | request of the protocol | `CheckRequest`, `LimitRequest`, `RateLimitRequest`, `Throttle` |
-//! | limit of the surface | `MatchedRule`, `DirectLimit`, `DescriptorLimit`: the reply needs it |
-//! | [`PlannedCheck`] | gate, key, placement and cost, and the role of the limit in the decision |
+//! | its properties, read | `Dimensions`, `LimitFields`, `RequestLimit` |
+//! | all its limits | `MatchedRequest`, `DescriptorChecks` |
+//! | one of its limits | `MatchedRule`, `DirectLimit`, `PendingCheck`: the reply needs it |
+//! | [`RoleCheck`] | a check, and the role of its limit in the decision |
+//! | [`RegionCheck`] | gate, key, placement and cost |
+//! | `Check` | the same for the memory of this node, without the key |
+//! | [`RegionDecision`] | a `Decision` of all limits that are charged as one, and its source |
+//! | [`Outcome`] | the verdict of one limit |
 //! | [`RequestDecision`] | an outcome for each check; outcome, source and reason of the request |
 //! | [`RecordSubject`] | names of the request in its decision record, if it is logged |
 //! | reply of the protocol | `CheckAnswer`, `LimitData`, `RateLimitResponse`, bytes |
@@ -27,16 +32,17 @@ mod record;
 mod roles;
 pub(crate) mod rules;
 
-use tidegate::region::RegionCheck;
-use tidegate::{Decision, Outcome as LimitOutcome, TooManyLimits};
+use tidegate::region::{RegionCheck, RegionDecision};
+use tidegate::{Outcome, TooManyLimits};
+use tidegate_core::DecisionSource;
 use tidegate_rules::Class;
 
-pub(crate) use self::memory::{MemoryDecision, Tally};
+pub(crate) use self::memory::{MeterAction, Tally};
 pub(crate) use self::record::RecordSubject;
-use self::record::{RecordedDecision, decisive};
+use self::record::decisive;
 use crate::auth::TenantIndex;
 use crate::load;
-use crate::metrics::{DecisionSource, Outcome, Surface};
+use crate::metrics::{RequestOutcome, Surface};
 use crate::reason::DecisionReason;
 use crate::shared::Shared;
 
@@ -52,11 +58,11 @@ pub(crate) struct RequestContext<'s> {
 
 /// A request that is not decided, because the server is overloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shed {
+pub(crate) struct ShedRequest {
     class: Class,
 }
 
-impl Shed {
+impl ShedRequest {
     /// Whether the request passes: comfort does, the other classes do not.
     pub(crate) fn is_allowed(self) -> bool {
         self.class == Class::Comfort
@@ -85,9 +91,9 @@ pub(crate) enum CheckRole {
     Refund,
 }
 
-/// One limit of a request, with the check of its key.
+/// The check of one limit of a request, and the limit's role in the decision.
 #[derive(Debug)]
-pub(crate) struct PlannedCheck<'g, 'k> {
+pub(crate) struct RoleCheck<'g, 'k> {
     pub(crate) check: RegionCheck<'g, 'k>,
     pub(crate) role: CheckRole,
     /// Whether the limit denies unless one more unit would pass. The cost of a probe is 0.
@@ -96,8 +102,8 @@ pub(crate) struct PlannedCheck<'g, 'k> {
     pub(crate) is_block: bool,
 }
 
-impl<'g, 'k> PlannedCheck<'g, 'k> {
-    /// Plans a check that is enforced.
+impl<'g, 'k> RoleCheck<'g, 'k> {
+    /// Makes a check that is enforced.
     pub(crate) fn enforced(check: RegionCheck<'g, 'k>) -> Self {
         Self { check, role: CheckRole::Enforced, is_probe: false, is_block: false }
     }
@@ -111,13 +117,13 @@ impl<'g, 'k> PlannedCheck<'g, 'k> {
 #[derive(Debug)]
 pub(crate) struct RequestDecision<'g> {
     /// By check.
-    pub(crate) outcomes: Vec<Option<LimitOutcome<'g>>>,
+    pub(crate) outcomes: Vec<Option<Outcome<'g>>>,
     /// The decision that header fields describe: the last denial, or else the last decision that
-    /// counts for the request. `None` without one.
-    pub(crate) headline: Option<Decision<'g>>,
-    pub(crate) outcome: Outcome,
-    /// The weakest source among the limits that decide.
-    pub(crate) source: DecisionSource,
+    /// counts for the request. Its source is the weakest among the limits that decide.
+    pub(crate) headline: RegionDecision<'g>,
+    /// When the headline was decided, by the wall clock, µs: the instant of all times in the reply.
+    pub(crate) wall_us: u64,
+    pub(crate) outcome: RequestOutcome,
     pub(crate) reason: DecisionReason,
     /// Index of the check that decided: of those that denied or would have, otherwise the one with
     /// the least remaining.
@@ -126,23 +132,47 @@ pub(crate) struct RequestDecision<'g> {
 
 impl RequestDecision<'_> {
     pub(crate) fn is_allowed(&self) -> bool {
-        self.outcome != Outcome::Denied
+        self.outcome != RequestOutcome::Denied
     }
 }
 
 impl<'s> RequestContext<'s> {
-    /// Admits the request, unless the worker is overloaded. A shed request is counted.
-    pub(crate) fn admit(self) -> Result<Admission<'s>, Shed> {
-        if !load::sheds(self.class) {
-            return Ok(Admission { context: self });
-        }
-        let shed = Shed { class: self.class };
-        self.count(outcome_of(shed.is_allowed()), DecisionSource::Shed);
-        Err(shed)
+    /// Admits the request, unless the worker is overloaded. A shed request is counted and recorded.
+    pub(crate) fn admit<'d, D: IntoIterator<Item = (&'d str, &'d str)>>(
+        self,
+        subject: impl FnOnce() -> RecordSubject<'d, D>,
+    ) -> Result<Admission<'s>, ShedRequest> {
+        self.admit_batch().ok_or_else(|| {
+            let shed = ShedRequest { class: self.class };
+            let outcome = outcome_of(shed.is_allowed());
+            self.conclude(outcome, None, DecisionSource::Shed, DecisionReason::Shed, subject);
+            shed
+        })
     }
 
-    fn count(&self, outcome: Outcome, source: DecisionSource) {
+    /// Admits many requests, unless the worker is overloaded. Then each of them must be shed by
+    /// [`RequestContext::admit`].
+    #[inline]
+    pub(crate) fn admit_batch(self) -> Option<Admission<'s>> {
+        (!load::sheds(self.class)).then_some(Admission { context: self })
+    }
+
+    /// Resumes a request that was admitted, and then had to wait.
+    pub(crate) fn resume(self) -> Admission<'s> {
+        Admission { context: self }
+    }
+
+    /// Counts and records a decision.
+    fn conclude<'d, D: IntoIterator<Item = (&'d str, &'d str)>>(
+        &self,
+        outcome: RequestOutcome,
+        limit_outcome: Option<&Outcome<'_>>,
+        source: DecisionSource,
+        reason: DecisionReason,
+        subject: impl FnOnce() -> RecordSubject<'d, D>,
+    ) {
         self.shared.telemetry.metrics.decided(self.surface, self.class, outcome, source, 1);
+        self.record(outcome, limit_outcome, source, reason, subject);
     }
 }
 
@@ -151,12 +181,14 @@ impl Admission<'_> {
     /// names the request in its record, by the index of the deciding check.
     pub(crate) async fn decide<'g, 'd, D: IntoIterator<Item = (&'d str, &'d str)>>(
         &self,
-        checks: &[PlannedCheck<'g, '_>],
+        checks: &[RoleCheck<'g, '_>],
         subject: impl FnOnce(Option<usize>) -> RecordSubject<'d, D>,
     ) -> Result<RequestDecision<'g>, TooManyLimits> {
         let decision = roles::decide(&self.context.shared.decider, checks).await?;
-        self.context.count(decision.outcome, decision.source);
-        self.context.record(&RecordedDecision::of_request(&decision), || subject(decision.decided_by));
+        let RequestDecision { outcome, reason, decided_by, .. } = decision;
+        let limit_outcome = decided_by.and_then(|at| decision.outcomes.get(at)?.as_ref());
+        let subject = || subject(decided_by);
+        self.context.conclude(outcome, limit_outcome, decision.headline.source, reason, subject);
         Ok(decision)
     }
 
@@ -165,14 +197,71 @@ impl Admission<'_> {
         &self,
         subject: impl FnOnce() -> RecordSubject<'d, D>,
     ) {
-        self.context.count(Outcome::Denied, DecisionSource::Refused);
-        let recorded = RecordedDecision::of_limit(false, None, (DecisionSource::Refused, None));
-        self.context.record(&recorded, subject);
+        let (outcome, source) = (RequestOutcome::Denied, DecisionSource::Refused);
+        self.context.conclude(outcome, None, source, DecisionReason::NoRoom, subject);
     }
 }
 
 /// Returns the outcome of a request without limits in shadow mode.
 #[inline]
-fn outcome_of(is_allowed: bool) -> Outcome {
-    if is_allowed { Outcome::Allowed } else { Outcome::Denied }
+fn outcome_of(is_allowed: bool) -> RequestOutcome {
+    if is_allowed { RequestOutcome::Allowed } else { RequestOutcome::Denied }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use ::http::{Request, StatusCode};
+    use futures_util::FutureExt as _;
+    use tidegate_record::RecordKind;
+
+    use super::*;
+    use crate::config::{Config, LogConfig};
+    use crate::fuzzing::small_config;
+    use crate::http::{HttpRequest, route};
+
+    /// A server that records all decisions.
+    pub(crate) fn recording(folder: &Path) -> Shared {
+        let (sample_rate, retention) = (1.0, Duration::from_hours(1));
+        let log = LogConfig { sample_rate, retention, bytes_max: 1 << 20, otlp: None };
+        let mut config = Config { log: Some(log), ..small_config(None) };
+        let mut shared = Shared::new(&mut config).expect("fits");
+        shared.keep_log_in(folder, &config).expect("opens");
+        shared
+    }
+
+    /// Runs `ask` while this worker is overloaded. Returns the number of shed requests, and of
+    /// records in the end.
+    pub(crate) fn overloaded(shared: Arc<Shared>, ask: impl FnOnce(Arc<Shared>)) -> (u64, u64) {
+        (0..load::LATE_LOOKS).for_each(|_| load::note(Duration::from_secs(1)));
+        ask(Arc::clone(&shared));
+        load::note(Duration::ZERO);
+        let shed = shared.decision_totals().shed;
+        let recorder = Arc::clone(shared.telemetry.decision_log.as_ref().expect("a log").recorder());
+        // What the log has is written when the server is gone.
+        drop(shared);
+        let counts = recorder.counts();
+        (shed, RecordKind::ALL.into_iter().map(|kind| counts.written(kind)).sum())
+    }
+
+    #[test]
+    fn a_shed_request_of_any_surface_is_counted_and_recorded() {
+        for (path, body) in [
+            ("/v1/check", r#"{"dimensions":{"user":"a"}}"#),
+            ("/v2/ratelimit.limit", r#"{"namespace":"n","identifier":"a","limit":1,"duration":60000}"#),
+            ("/json", r#"{"domain":"a","descriptors":[{"entries":[{"key":"k","value":"v"}]}]}"#),
+        ] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let counts = overloaded(Arc::new(recording(folder.path())), |shared| {
+                let (parts, ()) = Request::post(path).body(()).expect("a request").into_parts();
+                let req = HttpRequest::new(&shared, ([127, 0, 0, 1], 1).into(), parts, body.into());
+                let answer = route(&req).now_or_never().expect("no origin");
+                assert_eq!(answer.status(), StatusCode::OK, "{path}: comfort passes");
+            });
+            assert_eq!(counts, (1, 1), "{path}");
+        }
+    }
 }

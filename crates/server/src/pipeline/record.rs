@@ -1,11 +1,11 @@
 //! Builds the decision record of a request, if its decision is logged.
 
-use tidegate::region::MissingReply;
-use tidegate::{Outcome as LimitOutcome, Retry};
+use tidegate::{Outcome, Retry};
+use tidegate_core::DecisionSource;
 use tidegate_record::{DecisionEntry, LimitTerms, RecordKey, RecordVerdict, Recorder};
 
-use super::{RequestContext, RequestDecision, outcome_of};
-use crate::metrics::{self, DecisionSource, Outcome};
+use super::RequestContext;
+use crate::metrics::{self, RequestOutcome};
 use crate::reason::DecisionReason;
 
 /// The request in its decision record, as its surface names it.
@@ -34,55 +34,31 @@ impl<D> RecordSubject<'_, D> {
 
 impl<'d> RecordSubject<'d, [(&'d str, &'d str); 0]> {
     /// Names a request that has nothing but a key.
-    pub(super) fn of_key(key: &[u8], cost: u64) -> Self {
+    pub(crate) fn of_key(key: &[u8], cost: u64) -> Self {
         Self::new(RecordKey::of_bytes(key), cost, [])
     }
 }
 
-/// The decision in a record.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RecordedDecision<'g> {
-    pub(super) outcome: Outcome,
-    /// The outcome of the limit that decided; `None` if no limit did.
-    pub(super) limit_outcome: Option<LimitOutcome<'g>>,
-    pub(super) source: DecisionSource,
-    pub(super) reason: DecisionReason,
-}
-
-impl<'g> RecordedDecision<'g> {
-    pub(super) fn of_request(decision: &RequestDecision<'g>) -> Self {
-        let RequestDecision { outcome, source, reason, decided_by, .. } = *decision;
-        let limit_outcome = decided_by.and_then(|at| decision.outcomes.get(at).copied().flatten());
-        Self { outcome, limit_outcome, source, reason }
-    }
-
-    /// The decision of one limit, or of none.
-    pub(super) fn of_limit(
-        is_allowed: bool,
-        limit_outcome: Option<&LimitOutcome<'g>>,
-        (source, missing_reply): (DecisionSource, Option<MissingReply>),
-    ) -> Self {
-        let reason = DecisionReason::of(source, missing_reply);
-        Self { outcome: outcome_of(is_allowed), limit_outcome: limit_outcome.copied(), source, reason }
-    }
-}
-
 impl RequestContext<'_> {
-    /// Records a decision, if it is to be logged.
+    /// Records a decision, if it is to be logged. `limit_outcome` is that of the limit that
+    /// decided; `None` if no limit did.
     pub(super) fn record<'d, D: IntoIterator<Item = (&'d str, &'d str)>>(
         &self,
-        decision: &RecordedDecision<'_>,
+        outcome: RequestOutcome,
+        limit_outcome: Option<&Outcome<'_>>,
+        source: DecisionSource,
+        reason: DecisionReason,
         subject: impl FnOnce() -> RecordSubject<'d, D>,
     ) {
-        if let Some(recorder) = self.recorder_for(decision.outcome) {
-            self.write_record(recorder, decision, subject());
+        if let Some(recorder) = self.recorder_for(outcome) {
+            self.write_record(recorder, outcome, limit_outcome, source, reason, subject());
         }
     }
 
     /// Returns the recorder if this decision is to be logged. Must be called once for each
     /// decision, because it samples.
     #[inline]
-    pub(super) fn recorder_for(&self, outcome: Outcome) -> Option<&Recorder> {
+    pub(super) fn recorder_for(&self, outcome: RequestOutcome) -> Option<&Recorder> {
         self.recorder().filter(|recorder| recorder.wants(metrics::this_worker(), verdict(outcome)))
     }
 
@@ -94,10 +70,12 @@ impl RequestContext<'_> {
     pub(super) fn write_record<'d, D: IntoIterator<Item = (&'d str, &'d str)>>(
         &self,
         recorder: &Recorder,
-        decision: &RecordedDecision<'_>,
+        outcome: RequestOutcome,
+        limit_outcome: Option<&Outcome<'_>>,
+        source: DecisionSource,
+        reason: DecisionReason,
         subject: RecordSubject<'d, D>,
     ) {
-        let limit_outcome = decision.limit_outcome.as_ref();
         let limit = limit_outcome.map(|limit_outcome| limit_outcome.gate().limit());
         let entry = DecisionEntry {
             at_ms: self.shared.now_ms(),
@@ -105,7 +83,7 @@ impl RequestContext<'_> {
             surface: self.surface.as_str(),
             key: subject.key.as_str(),
             cost: subject.cost,
-            verdict: verdict(decision.outcome),
+            verdict: verdict(outcome),
             rule: limit_outcome.map_or("", |limit_outcome| limit_outcome.gate().name()),
             rule_version: subject.rule_version,
             set_version: subject.set_version,
@@ -115,34 +93,34 @@ impl RequestContext<'_> {
                 burst: limit.burst(),
                 period_ms: limit.period_us().div_ceil(1_000),
             }),
-            remaining: limit_outcome.map_or(0, LimitOutcome::remaining),
+            remaining: limit_outcome.map_or(0, Outcome::remaining),
             retry_ms: limit_outcome.and_then(retry_us).map(|us| us.div_ceil(1_000)),
-            source: decision.source.as_str(),
-            reason: decision.reason.as_str(),
+            source: source.as_str(),
+            reason: reason.as_str(),
             until_ms: subject.until_ms,
         };
         recorder.write(metrics::this_worker(), &entry, subject.dimensions);
     }
 }
 
-fn verdict(outcome: Outcome) -> RecordVerdict {
+fn verdict(outcome: RequestOutcome) -> RecordVerdict {
     match outcome {
-        Outcome::Allowed => RecordVerdict::Allowed,
-        Outcome::Denied => RecordVerdict::Denied,
-        Outcome::ShadowDenied => RecordVerdict::ShadowDenied,
+        RequestOutcome::Allowed => RecordVerdict::Allowed,
+        RequestOutcome::Denied => RecordVerdict::Denied,
+        RequestOutcome::ShadowDenied => RecordVerdict::ShadowDenied,
     }
 }
 
-fn retry_us(limit_outcome: &LimitOutcome<'_>) -> Option<u64> {
+fn retry_us(limit_outcome: &Outcome<'_>) -> Option<u64> {
     limit_outcome.verdict().retry().and_then(Retry::after_us)
 }
 
 /// Returns the index of the limit that decided: the denial with the longest retry time, or without
 /// denials the limit with the least remaining.
 pub(super) fn decisive<'o, 'g: 'o>(
-    outcomes: impl IntoIterator<Item = (usize, &'o LimitOutcome<'g>)>,
+    outcomes: impl IntoIterator<Item = (usize, &'o Outcome<'g>)>,
 ) -> Option<usize> {
-    let rank = |(_, limit_outcome): &(usize, &LimitOutcome<'_>)| {
+    let rank = |(_, limit_outcome): &(usize, &Outcome<'_>)| {
         let burst = u64::from(limit_outcome.gate().limit().burst()).max(1);
         if limit_outcome.is_allowed() {
             (1, (u64::from(limit_outcome.remaining()) << 32) / burst)
@@ -173,7 +151,7 @@ mod tests {
         let limiter = builder.build().expect("a limiter");
         let gates = ["short", "long", "wide", "blocked"].map(|name| limiter.gate(name).expect("a gate"));
         let [short, long, wide, blocked] = &gates;
-        let decisive = |outcomes: &[LimitOutcome<'_>]| super::decisive(outcomes.iter().enumerate());
+        let decisive = |outcomes: &[Outcome<'_>]| super::decisive(outcomes.iter().enumerate());
         let first = [short, long, wide].map(|gate| limiter.check(gate.key("a")));
         assert_eq!(decisive(&[first[2], first[0]]), Some(1));
         let second = [short, long, wide].map(|gate| limiter.check(gate.key("a")));

@@ -3,16 +3,15 @@
 use std::borrow::Cow;
 
 use arrayvec::ArrayVec;
-use tidegate::{Gate, LIMITS_PER_CHECK_MAX, Outcome as LimitOutcome};
+use tidegate::{Gate, LIMITS_PER_CHECK_MAX, Outcome};
 use tidegate_control::RuleCount;
 use tidegate_record::RecordKey;
-use tidegate_rules::{Dimensions, EffectiveTerms, EmergencyTerms, KEY_PARTS_MAX, Key, Mode, Rule};
+use tidegate_rules::{Dimensions, EmergencyTerms, KEY_PARTS_MAX, Mode, RuleMatch};
 
-use super::record::RecordedDecision;
-use super::{CheckRole, PlannedCheck, RecordSubject, RequestContext, RequestDecision, Shed};
+use super::{CheckRole, RecordSubject, RequestContext, RequestDecision, RoleCheck, ShedRequest};
 use crate::auth::TenantIndex;
 use crate::decider::check_of_parts;
-use crate::metrics::{DecisionSource, Surface};
+use crate::metrics::Surface;
 use crate::rules::ActiveRules;
 use crate::shared::Shared;
 
@@ -32,20 +31,11 @@ pub(crate) struct MatchedRequest<'r, 'd> {
 /// A rule that applies to a request, with its effective terms.
 #[derive(Debug)]
 pub(crate) struct MatchedRule<'r, 'd> {
-    pub(crate) rule: &'r Rule,
-    pub(crate) terms: EffectiveTerms<'r>,
+    pub(crate) matched: RuleMatch<'r, 'd>,
     /// How many units above its limit may pass at most.
     pub(crate) bound: u64,
     pub(crate) count: &'r RuleCount,
-    pub(crate) key: Key<'d>,
     pub(crate) gate: Cow<'r, Gate>,
-}
-
-/// The decision of all rules on a request.
-#[derive(Debug)]
-pub(crate) struct RulesDecision<'m, 'r, 'd> {
-    pub(crate) decision: RequestDecision<'m>,
-    matched: &'m MatchedRequest<'r, 'd>,
 }
 
 /// Why rules did not decide.
@@ -56,17 +46,17 @@ pub(crate) enum RulesError {
         /// How many apply.
         rules: usize,
     },
-    Shed(Shed),
+    Shed(ShedRequest),
 }
 
 impl MatchedRule<'_, '_> {
     fn is_enforced(&self) -> bool {
-        self.terms.mode == Mode::Enforce
+        self.matched.terms.mode == Mode::Enforce
     }
 
     fn count(&self, is_allowed: bool) {
         // A denial by an emergency is not a denial of the rule.
-        if self.terms.emergency.is_some() {
+        if self.matched.terms.emergency.is_some() {
             return;
         }
         if self.is_enforced() {
@@ -100,47 +90,64 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         shared: &Shared,
         surface: Surface,
         cost: u64,
-    ) -> Result<RulesDecision<'_, 'r, 'd>, RulesError> {
+    ) -> Result<RequestDecision<'_>, RulesError> {
         let enforced = &self.rules[..self.enforced];
-        let class = enforced.iter().map(|matched| matched.rule.class).max().unwrap_or_default();
+        let class = enforced.iter().map(|rule| rule.matched.rule.class).max().unwrap_or_default();
         let context = RequestContext { shared, tenant: self.tenant, surface, class };
-        let admission = context.admit().map_err(|shed| {
-            let recorded = RecordedDecision::of_limit(shed.is_allowed(), None, (DecisionSource::Shed, None));
-            context.record(&recorded, || self.subject(None, cost));
-            RulesError::Shed(shed)
-        })?;
+        let admission = context.admit(|| self.subject(None, cost)).map_err(RulesError::Shed)?;
         if enforced.len() > LIMITS_PER_CHECK_MAX {
             // Each rule counts a denial. Otherwise the change that caused it would not be rolled
             // back. No rule decided, so the record has the key of the first.
-            for matched in enforced {
-                matched.count(false);
+            for rule in enforced {
+                rule.count(false);
             }
             admission.refuse(|| self.subject(Some(0), cost));
             return Err(self.too_many());
         }
-        let checks: Vec<_> = self.rules.iter().map(|matched| self.check(matched, cost)).collect();
+        let checks: Vec<_> = self.rules.iter().map(|rule| self.check(rule, cost)).collect();
         let decision = admission.decide(&checks, |at| self.subject(at, cost)).await;
         let decision = decision.map_err(|_| self.too_many())?;
-        for (matched, outcome) in self.rules.iter().zip(&decision.outcomes) {
-            matched.count(outcome.as_ref().is_none_or(LimitOutcome::is_allowed));
+        for (rule, outcome) in self.outcomes(&decision) {
+            rule.count(outcome.is_allowed());
         }
-        Ok(RulesDecision { decision, matched: self })
+        Ok(decision)
+    }
+
+    /// Returns the rules that were checked, with their outcomes; those in shadow mode come last.
+    pub(crate) fn outcomes<'m>(
+        &'m self,
+        decision: &RequestDecision<'m>,
+    ) -> impl Iterator<Item = (&'m MatchedRule<'r, 'd>, Outcome<'m>)> {
+        self.rules.iter().zip(&decision.outcomes).filter_map(|(rule, outcome)| Some((rule, (*outcome)?)))
+    }
+
+    /// Returns the version of the rule set.
+    pub(crate) fn version(&self) -> &'r str {
+        self.active.set().version()
+    }
+
+    /// Returns the emergency that blocked the request, if one did.
+    pub(crate) fn block(&self, decision: &RequestDecision<'_>) -> Option<EmergencyTerms<'r>> {
+        let decided_by = decision.decided_by.filter(|_| !decision.is_allowed())?;
+        let emergency = self.rules.get(decided_by)?.matched.terms.emergency;
+        emergency.filter(|emergency| emergency.is_block)
     }
 
     fn too_many(&self) -> RulesError {
         RulesError::TooManyRules { rules: self.enforced }
     }
 
-    fn check<'m>(&'m self, matched: &'m MatchedRule<'r, 'd>, cost: u64) -> PlannedCheck<'m, 'm> {
+    fn check<'m>(&'m self, rule: &'m MatchedRule<'r, 'd>, cost: u64) -> RoleCheck<'m, 'm> {
+        let matched = &rule.matched;
         let parts: ArrayVec<&[u8], KEY_PARTS_MAX> = matched.key.iter().map(|part| part.as_bytes()).collect();
         // A rule without a key counts all its requests together.
         let parts = if parts.is_empty() { &[&b""[..]][..] } else { &parts };
-        let check = check_of_parts(&matched.gate, parts).cost(cost);
+        let check = check_of_parts(&rule.gate, parts).cost(cost);
         // A limit across placements has a placement of its own.
         let crosses = self.active.set().crosses(matched.rule);
-        PlannedCheck {
+        RoleCheck {
             check: if crosses { check } else { check.placed_by(&self.placement) },
-            role: if matched.is_enforced() { CheckRole::Enforced } else { CheckRole::Shadow },
+            role: if rule.is_enforced() { CheckRole::Enforced } else { CheckRole::Shadow },
             is_probe: false,
             is_block: matched.terms.emergency.is_some_and(|emergency| emergency.is_block),
         }
@@ -148,7 +155,7 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
 
     /// Names the request in its record, with the rule that decided, if any.
     fn subject(&self, at: Option<usize>, cost: u64) -> RecordSubject<'_, impl Iterator<Item = (&str, &str)>> {
-        let matched = at.and_then(|at| self.rules.get(at));
+        let matched = at.and_then(|at| self.rules.get(at)).map(|rule| &rule.matched);
         let mut key = RecordKey::default();
         for name in matched.iter().flat_map(|matched| matched.rule.key.iter()) {
             key.add(name, self.request.get(name).unwrap_or_default());
@@ -165,24 +172,5 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
             until_ms: emergency.map(|emergency| emergency.expires_ms),
             dimensions: dimensions.filter_map(|name| Some((name.as_str(), self.request.get(name)?))),
         }
-    }
-}
-
-impl<'m, 'r, 'd> RulesDecision<'m, 'r, 'd> {
-    /// Returns the rules that were checked, with their outcomes; those in shadow mode come last.
-    pub(crate) fn rules(&self) -> impl Iterator<Item = (&'m MatchedRule<'r, 'd>, &LimitOutcome<'m>)> {
-        let rules = self.matched.rules.iter().zip(&self.decision.outcomes);
-        rules.filter_map(|(matched, outcome)| Some((matched, outcome.as_ref()?)))
-    }
-
-    /// Returns the version of the rule set.
-    pub(crate) fn version(&self) -> &'r str {
-        self.matched.active.set().version()
-    }
-
-    /// Returns the emergency that blocked the request, if one did.
-    pub(crate) fn block(&self) -> Option<EmergencyTerms<'r>> {
-        let decided_by = self.decision.decided_by.filter(|_| !self.decision.is_allowed())?;
-        self.matched.rules.get(decided_by)?.terms.emergency.filter(|emergency| emergency.is_block)
     }
 }

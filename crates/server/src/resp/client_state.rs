@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use tidegate_rules::Class;
 
-use super::pending::PendingCheck;
+use super::pending::PendingReply;
 use super::reply::Protocol;
 use super::request::Trust;
 use super::throttle::Gates;
@@ -43,8 +43,8 @@ pub(super) struct ClientState {
     pub(super) gates: Gates,
     /// Decisions that are not counted in the metrics yet.
     pub(super) tally: Tally,
-    /// Checks that only the origin can decide, in the order of the replies.
-    pub(super) waiting: Vec<PendingCheck>,
+    /// Replies that wait for the origin, in order.
+    pub(super) waiting: Vec<PendingReply>,
 }
 
 impl ClientState {

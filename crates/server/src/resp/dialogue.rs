@@ -10,7 +10,7 @@ use tidegate::{Check, Outcome};
 
 use super::client_state::{ClientState, context};
 use super::command::{Flow, dispatch};
-use super::pending::{PendingCheck, PendingReplies, all_replies};
+use super::pending::{PendingCheck, PendingReplies, PendingReply, all_replies};
 use super::reply::Reply;
 use super::request::{Parser, Trust};
 use super::throttle::{self, Gates};
@@ -123,6 +123,8 @@ impl Dialogue {
         else {
             return 0;
         };
+        let tenant = principal.tenant;
+        let Some(admission) = context(shared, tenant).admit_batch() else { return 0 };
         let mut reply = Reply::new(out, *protocol);
         self.index.starts.clear();
         let is_indexed = shared.decider.region.is_some() || shared.telemetry.decision_log.is_some();
@@ -140,12 +142,14 @@ impl Dialogue {
             Some(outcome) => throttle::write_plain(&mut reply, outcome),
             None => pending.push((at, reply.len())),
         };
-        context(shared, principal.tenant).decide_each(tally, &mut batch, answer, Batch::find);
-        for (at, place) in pending {
-            let Some((key, check)) = batch.find(at) else { continue };
-            let cost = check.requested_cost();
-            waiting.push(PendingCheck::new(place, principal.tenant, check.gate(), key, cost));
-        }
+        admission.decide_each(tally, &mut batch, answer, Batch::find);
+        waiting.extend(pending.into_iter().map(|(at, place)| {
+            let found = batch.find(at);
+            let new = |(key, check): (_, Check<'_>)| {
+                PendingCheck::new(tenant, check.gate(), key, check.requested_cost())
+            };
+            PendingReply { place, check: found.map(new) }
+        }));
         batch.used
     }
 }

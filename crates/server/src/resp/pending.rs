@@ -17,11 +17,22 @@ use crate::shared::Shared;
 /// A future of replies.
 pub(super) type PendingReplies = Pin<Box<dyn Future<Output = Vec<u8>>>>;
 
+/// The reply of a request that was not decided: without it, all later replies would be taken for
+/// those of other requests.
+const UNDECIDED: &[u8] = b"ERR not decided: send the request again";
+
+/// A reply that waits for the origin.
+#[derive(Debug)]
+pub(super) struct PendingReply {
+    /// Its position among the known ones, in bytes.
+    pub(super) place: usize,
+    /// `None` if the request is lost: then the reply is an error.
+    pub(super) check: Option<PendingCheck>,
+}
+
 /// A check that waits for the origin.
 #[derive(Debug)]
 pub(super) struct PendingCheck {
-    /// Position of its reply among the known ones, in bytes.
-    place: usize,
     tenant: TenantIndex,
     gate: Gate,
     key: Box<[u8]>,
@@ -30,21 +41,34 @@ pub(super) struct PendingCheck {
 }
 
 impl PendingCheck {
-    pub(super) fn new(place: usize, tenant: TenantIndex, gate: &Gate, key: &[u8], cost: u64) -> Self {
-        Self { place, tenant, gate: gate.clone(), key: key.into(), cost, zero_limit: None }
+    pub(super) fn new(tenant: TenantIndex, gate: &Gate, key: &[u8], cost: u64) -> Self {
+        Self { tenant, gate: gate.clone(), key: key.into(), cost, zero_limit: None }
     }
 
     pub(super) fn with_zero_limit(self, zero_limit: Option<ZeroLimit>) -> Self {
         Self { zero_limit, ..self }
     }
 
-    async fn reply(&self, shared: &Shared, protocol: Protocol) -> Vec<u8> {
+    async fn decide(&self, shared: &Shared, reply: &mut Reply<'_>) {
         let check = self.gate.region_check(&self.key).cost(self.cost);
+        let answer = |outcome: Option<&Outcome<'_>>| {
+            if let Some(outcome) = outcome {
+                return write_outcome(reply, outcome, self.zero_limit);
+            }
+            reply.error(UNDECIDED);
+            false
+        };
+        context(shared, self.tenant).resume().decide_later(&self.key, &check, answer).await;
+    }
+}
+
+impl PendingReply {
+    async fn write(&self, shared: &Shared, protocol: Protocol) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut reply = Reply::new(&mut bytes, protocol);
-        let answer = |outcome: &Outcome<'_>| write_outcome(&mut reply, outcome, self.zero_limit);
-        if let Err(error) = context(shared, self.tenant).decide_later(&self.key, &check, answer).await {
-            reply.error(format!("ERR {error}").as_bytes());
+        match &self.check {
+            Some(check) => check.decide(shared, &mut reply).await,
+            None => reply.error(UNDECIDED),
         }
         bytes
     }
@@ -55,10 +79,10 @@ pub(super) async fn all_replies(
     shared: Arc<Shared>,
     protocol: Protocol,
     known: Vec<u8>,
-    waiting: Vec<PendingCheck>,
+    waiting: Vec<PendingReply>,
 ) -> Vec<u8> {
     let started = Stopwatch::start();
-    let replies = join_all(waiting.iter().map(|waiting| waiting.reply(&shared, protocol))).await;
+    let replies = join_all(waiting.iter().map(|waiting| waiting.write(&shared, protocol))).await;
     let mut whole = Vec::with_capacity(known.len() + replies.iter().map(Vec::len).sum::<usize>());
     let mut copied = 0;
     for (waiting, reply) in waiting.iter().zip(&replies) {

@@ -3,16 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use tidegate::ManualClock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio_util::sync::CancellationToken;
 
 use super::dialogue::{Dialogue, Next};
+use super::pending::{PendingReply, all_replies};
+use super::reply::Protocol;
 use super::request::{ARGUMENT_BYTES_MAX, ARGUMENTS_MAX, LINE_BYTES_MAX, ProtocolError, Trust, read_all};
 use super::{READ_BYTES, serve};
 use crate::auth::TokenHash;
 use crate::fuzzing::small_config;
+use crate::pipeline::tests::{overloaded, recording};
 use crate::shared::Shared;
 use crate::worker::Context;
 
@@ -820,4 +824,24 @@ fn a_stop_ends_an_idle_connection_after_its_last_answer() {
         assert_eq!(rest, b"");
         served.await.expect("runs").expect("ends well");
     });
+}
+
+#[test]
+fn shed_requests_are_answered_counted_and_recorded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let counts = overloaded(Arc::new(recording(folder.path())), |shared| {
+        let mut out = Vec::new();
+        Dialogue::new(shared).answer(b"CL.THROTTLE a 4 1 1\r\nCL.THROTTLE b 4 1 1\r\n", &mut out);
+        assert_eq!(out, b"*5\r\n:0\r\n:5\r\n:0\r\n:-1\r\n:0\r\n".repeat(2));
+    });
+    assert_eq!(counts, (2, 2));
+}
+
+#[test]
+fn a_lost_request_has_a_reply_in_its_place() {
+    let lost = PendingReply { place: 6, check: None };
+    let replies =
+        all_replies(Bench::open().shared, Protocol::Resp2, b"+one\r\n+three\r\n".to_vec(), vec![lost]);
+    let replies = replies.now_or_never().expect("nothing waits");
+    assert_eq!(replies, b"+one\r\n-ERR not decided: send the request again\r\n+three\r\n");
 }

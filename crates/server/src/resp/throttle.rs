@@ -7,10 +7,10 @@ use tidegate::{Check, Gate, Limit, Outcome, Verdict};
 
 use super::client_state::{ClientState, context};
 use super::command::Flow;
-use super::pending::PendingCheck;
+use super::pending::{PendingCheck, PendingReply};
 use super::reply::Reply;
 use super::request::Request;
-use crate::pipeline::{CheckRole, MemoryDecision, PlannedCheck};
+use crate::pipeline::{MeterAction, RecordSubject};
 
 /// How many limits a connection keeps ready. Higher: more of them used in turns before they are
 /// built anew; more memory and a longer search for a connection that uses many.
@@ -168,30 +168,28 @@ fn decide(
 ) -> Result<(), String> {
     let Throttle { key, rate, quantity } = *throttle;
     let ClientState { shared, principal: Some(principal), gates, tally, waiting, .. } = client_state else {
-        return Ok(());
+        return Err("the client is not authenticated".to_owned());
     };
     let limit = rate.max_burst.saturating_add(1);
     let gate = gates.get(rate, &shared.tenant(principal.tenant).resp)?;
     // A limit of zero or less charges nothing.
     let cost = if limit < 1 { 0 } else { u64::try_from(quantity).unwrap_or(0) };
-    let check = gate.region_check(key);
-    let planned = if quantity < 0 {
-        PlannedCheck {
-            role: CheckRole::Refund,
-            ..PlannedCheck::enforced(check.cost(quantity.unsigned_abs()))
-        }
+    let (action, units) = if quantity < 0 {
+        (MeterAction::Refund, quantity.unsigned_abs())
     } else {
-        PlannedCheck::enforced(check.cost(cost))
+        (MeterAction::Charge, cost)
+    };
+    let Ok(admission) = context(shared, principal.tenant).admit(|| RecordSubject::of_key(key, cost)) else {
+        tally.note_shed();
+        reply.integers([0, limit, 0, -1, 0]);
+        return Ok(());
     };
     let zero_limit = (limit < 1).then_some(ZeroLimit { limit, quantity });
     let answer = |outcome: &Outcome<'_>| write_outcome(reply, outcome, zero_limit);
-    match context(shared, principal.tenant).decide_now(tally, key, &planned, answer) {
-        MemoryDecision::Decided => {}
-        MemoryDecision::Pending => {
-            let pending = PendingCheck::new(reply.len(), principal.tenant, gate, key, cost);
-            waiting.push(pending.with_zero_limit(zero_limit));
-        }
-        MemoryDecision::Shed(_) => reply.integers([0, limit, 0, -1, 0]),
+    let check = gate.region_check(key).cost(units);
+    if !admission.decide_now(tally, key, &check, action, answer) {
+        let check = PendingCheck::new(principal.tenant, gate, key, cost).with_zero_limit(zero_limit);
+        waiting.push(PendingReply { place: reply.len(), check: Some(check) });
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use crate::auth::TenantIndex;
 use crate::decider::check_of_parts;
 use crate::http::{HttpRequest, Problem};
 use crate::metrics::Surface;
-use crate::pipeline::{PlannedCheck, RecordSubject, RequestContext, RequestDecision};
+use crate::pipeline::{RecordSubject, RequestContext, RequestDecision, RoleCheck};
 use crate::shared::{Shared, Tenant};
 
 /// The largest limit that a meter can count.
@@ -56,6 +56,16 @@ pub(in crate::http) struct LimitRequest<'b> {
     cost: Option<FieldValue<'b>>,
 }
 
+/// The fields of a limit.
+#[derive(Debug)]
+pub(super) struct LimitFields<'b> {
+    namespace: Cow<'b, str>,
+    identifier: Cow<'b, str>,
+    limit: u64,
+    duration_ms: u64,
+    cost: u64,
+}
+
 /// A limit of a request, in range: the request's own, or that of an override.
 #[derive(Debug)]
 pub(super) struct DirectLimit<'b> {
@@ -69,19 +79,23 @@ pub(super) struct DirectLimit<'b> {
 }
 
 impl<'b> LimitRequest<'b> {
-    /// Finds the limit that applies. Notes the problems of fields that are out of range, and takes
-    /// the least value instead.
-    pub(super) fn resolve(
-        self,
-        shared: &Shared,
-        tenant: TenantIndex,
-        problems: &mut Problems,
-    ) -> Result<DirectLimit<'b>, Problem> {
-        let namespace = problems.text("namespace", self.namespace);
-        let identifier = problems.text("identifier", self.identifier);
-        let limit = problems.number("limit", self.limit, 1, LIMIT_MAX);
-        let duration_ms = problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX);
-        let cost = problems.number("cost", self.cost.or(Some(FieldValue::Whole(1))), 0, u64::MAX);
+    /// Reads the fields. Notes the problems of those that are out of range, and takes the least
+    /// value instead.
+    pub(super) fn read(self, problems: &mut Problems) -> LimitFields<'b> {
+        LimitFields {
+            namespace: problems.text("namespace", self.namespace),
+            identifier: problems.text("identifier", self.identifier),
+            limit: problems.number("limit", self.limit, 1, LIMIT_MAX),
+            duration_ms: problems.number("duration", self.duration, DURATION_MS_MIN, DURATION_MS_MAX),
+            cost: problems.number("cost", self.cost.or(Some(FieldValue::Whole(1))), 0, u64::MAX),
+        }
+    }
+}
+
+impl<'b> LimitFields<'b> {
+    /// Finds the limit that applies to fields in range.
+    pub(super) fn resolve(self, shared: &Shared, tenant: TenantIndex) -> Result<DirectLimit<'b>, Problem> {
+        let Self { namespace, identifier, limit, duration_ms, cost } = self;
         let replaced_by = shared.direct.overrides.of(tenant).applying(&namespace, &identifier);
         let (limit, duration_ms) = match &replaced_by {
             None => (limit, duration_ms),
@@ -100,11 +114,11 @@ impl<'b> LimitRequest<'b> {
 impl DirectLimit<'_> {
     /// Returns the check. Windows of different durations do not compare, so the duration is a part
     /// of the key.
-    fn check(&self) -> PlannedCheck<'_, '_> {
+    fn check(&self) -> RoleCheck<'_, '_> {
         let duration = self.duration_ms.to_le_bytes();
         let parts = [self.namespace.as_bytes(), self.identifier.as_bytes(), &duration];
         let check = check_of_parts(&self.gate, &parts).placed_by(&self.placement).cost(self.cost);
-        PlannedCheck::enforced(check)
+        RoleCheck::enforced(check)
     }
 
     /// Returns the status of the limit. Without an outcome, as for a shed check, it passes as if
@@ -129,18 +143,25 @@ impl DirectLimit<'_> {
     }
 }
 
-/// Decides a request under its limits; `None` if it is shed, and therefore passes.
+/// Decides a request under its limits; `None` if it is shed, and therefore passes. A request has at
+/// least one limit, the `first`.
 pub(super) async fn decide<'l>(
     req: &HttpRequest<'_>,
     tenant: TenantIndex,
+    first: &DirectLimit<'_>,
     limits: &'l [DirectLimit<'_>],
 ) -> Result<Option<RequestDecision<'l>>, Problem> {
     let context = RequestContext { shared: req.shared, tenant, surface: Surface::Direct, class: CLASS };
-    let Ok(admission) = context.admit() else { return Ok(None) };
+    let Ok(admission) = context.admit(|| first.subject()) else { return Ok(None) };
     let checks: Vec<_> = limits.iter().map(DirectLimit::check).collect();
-    // A request has at least one limit, and one of them decides.
-    let decision = admission.decide(&checks, |at| limits[at.unwrap_or_default()].subject()).await;
+    let decider = |at: Option<usize>| at.and_then(|at| limits.get(at)).unwrap_or(first);
+    let decision = admission.decide(&checks, |at| decider(at).subject()).await;
     decision.map(Some).map_err(|error| Problem::bad_request(error.to_string()))
+}
+
+/// Returns the instant of all times in a reply: that of the decision, or now without one.
+pub(super) fn wall_us(req: &HttpRequest<'_>, decision: Option<&RequestDecision<'_>>) -> u64 {
+    decision.map_or_else(|| req.shared.decider.limiter.wall_us(), |decision| decision.wall_us)
 }
 
 fn gate(

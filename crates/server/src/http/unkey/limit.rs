@@ -1,9 +1,11 @@
 //! `POST /v2/ratelimit.limit`: one limit.
 
+use std::slice;
+
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::direct::{LimitRequest, decide};
+use super::direct::{LimitRequest, decide, wall_us};
 use super::fields::Problems;
 use super::{Envelope, ErrorEnvelope, Refusal, enveloped, object};
 use crate::auth::Principal;
@@ -43,14 +45,13 @@ pub(in crate::http) async fn answer(
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
     let mut problems = Problems::default();
-    let limit = object::<LimitRequest<'_>>(req)?.resolve(req.shared, principal.tenant, &mut problems)?;
-    let limits = [problems.or(limit)?];
-    let wall_us = req.shared.decider.limiter.wall_us();
-    let decision = decide(req, principal.tenant, &limits).await?;
+    let fields = object::<LimitRequest<'_>>(req)?.read(&mut problems);
+    let limit = problems.or(fields)?.resolve(req.shared, principal.tenant)?;
+    let decision = decide(req, principal.tenant, &limit, slice::from_ref(&limit)).await?;
     let outcome = decision.as_ref().and_then(|decision| decision.outcomes.first()?.as_ref());
-    let mut answer = enveloped(limits[0].status(outcome, wall_us));
+    let mut answer = enveloped(limit.status(outcome, wall_us(req, decision.as_ref())));
     if let Some(decision) = &decision {
-        req.set_decision_headers(&mut answer, decision, wall_us);
+        req.set_decision_headers(&mut answer, decision);
     }
     Ok(answer)
 }

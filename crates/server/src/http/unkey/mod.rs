@@ -196,3 +196,48 @@ fn written(value: &impl Serialize) -> HttpResponse {
 
 /// Capacity for the response to one limit, so that its buffer does not grow.
 const ANSWER_BYTES: usize = 192;
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use ::http::Request;
+    use futures_util::FutureExt as _;
+    use http_body_util::BodyExt as _;
+    use serde_json::Value;
+    use tidegate::{Clock as _, ManualClock};
+
+    use super::*;
+    use crate::fuzzing::small_config;
+    use crate::shared::Shared;
+
+    #[tokio::test]
+    async fn the_times_of_a_reply_count_from_its_decision() {
+        let clock = Arc::new(ManualClock::new());
+        clock.set(1, 1_800_000_000_000_000);
+        let mut config = small_config(Some("origin = 'memory'"));
+        let shared = Shared::on_clock(&mut config, Arc::clone(&clock)).expect("fits");
+        let limit = r#"{"namespace":"n","identifier":"a","limit":9,"duration":60000}"#;
+        let several = format!("[{}]", limit.replace("\"a\"", "\"b\""));
+        for (endpoint, body, place) in
+            [("limit", limit, "/data/reset"), ("multiLimit", several.as_str(), "/data/limits/0/reset")]
+        {
+            let request = Request::post(format!("{PREFIX}ratelimit.{endpoint}"));
+            let (parts, ()) = request.body(()).expect("a request").into_parts();
+            let peer = ([127, 0, 0, 1], 1).into();
+            let req = HttpRequest::new(&shared, peer, parts, body.to_owned().into());
+            let mut pending = pin!(answer(&req));
+            assert!(pending.as_mut().now_or_never().is_none(), "a new key waits for the origin");
+            clock.advance(Duration::from_mins(10));
+            let (parts, body) = pending.await.into_parts();
+            let body = body.collect().await.expect("whole").to_bytes();
+            let body: Value = serde_json::from_slice(&body).expect("JSON");
+            let reset_ms = body.pointer(place).and_then(Value::as_u64).expect("a reset");
+            assert!(reset_ms >= clock.now().wall_us() / 1_000, "{endpoint}: reset before the decision");
+            let header: u64 = parts.headers["x-ratelimit-reset"].to_str().expect("text").parse().expect("s");
+            assert_eq!(header, reset_ms.div_ceil(1_000), "{endpoint}: header and body");
+        }
+    }
+}

@@ -4,7 +4,7 @@ use serde::Serialize;
 use tidegate::LIMITS_PER_CHECK_MAX;
 use utoipa::ToSchema;
 
-use super::direct::{DirectLimit, LimitRequest, decide};
+use super::direct::{DirectLimit, LimitRequest, decide, wall_us};
 use super::fields::{FieldError, Problems};
 use super::limit::LimitData;
 use super::{Envelope, ErrorEnvelope, Refusal, body, enveloped};
@@ -76,30 +76,36 @@ pub(in crate::http) async fn answer(
     principal: Principal,
 ) -> Result<HttpResponse, Refusal> {
     let limits = read(req, principal.tenant)?;
-    let wall_us = req.shared.decider.limiter.wall_us();
-    let decision = decide(req, principal.tenant, &limits).await?;
+    let first = limits.first().ok_or_else(|| outside(0))?;
+    let decision = decide(req, principal.tenant, first, &limits).await?;
+    let wall_us = wall_us(req, decision.as_ref());
     let outcome = |at: usize| decision.as_ref().and_then(|decision| decision.outcomes.get(at)?.as_ref());
     let statuses = limits.iter().enumerate();
     let statuses = statuses.map(|(at, limit)| CheckData::new(limit, &limit.status(outcome(at), wall_us)));
     let passed = decision.as_ref().is_none_or(RequestDecision::is_allowed);
     let mut answer = enveloped(MultiData { passed, limits: statuses.collect() });
     if let Some(decision) = &decision {
-        req.set_decision_headers(&mut answer, decision, wall_us);
+        req.set_decision_headers(&mut answer, decision);
     }
     Ok(answer)
 }
 
 fn read<'b>(req: &'b HttpRequest<'_>, tenant: TenantIndex) -> Result<Vec<DirectLimit<'b>>, Refusal> {
     let requests = body::<Vec<Object<LimitRequest<'b>>>>(req)?;
-    if !(1..=LIMITS_MAX).contains(&requests.len()) {
-        let message = format!("body: {} limits is outside 1 to {LIMITS_MAX}", requests.len());
-        return Err(vec![FieldError::new("body", message)].into());
+    if requests.len() > LIMITS_MAX {
+        return Err(outside(requests.len()));
     }
     let mut problems = Problems::default();
-    let mut limits = Vec::with_capacity(requests.len());
+    let mut fields = Vec::with_capacity(requests.len());
     for (at, Object(request)) in requests.into_iter().enumerate() {
         problems.element = Some(at);
-        limits.push(request.resolve(req.shared, tenant, &mut problems)?);
+        fields.push(request.read(&mut problems));
     }
-    Ok(problems.or(limits)?)
+    let limits = problems.or(fields)?.into_iter().map(|fields| fields.resolve(req.shared, tenant));
+    Ok(limits.collect::<Result<_, _>>()?)
+}
+
+/// The problem of a request with too few or too many limits.
+fn outside(count: usize) -> Refusal {
+    vec![FieldError::new("body", format!("body: {count} limits is outside 1 to {LIMITS_MAX}"))].into()
 }
