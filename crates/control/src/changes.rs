@@ -310,7 +310,11 @@ mod tests {
         let approvable = effect(&fixture, &halved()).await;
         let made = control.make(&rule_rows, proposal, &approvable, false, "ada").await;
         let Ok(ChangeOutcome::Waiting(Change { id, .. })) = made else { panic!("{made:?}") };
-        fixture.store.approve(id, control.attribution("bob")).await.expect("approved");
+        fixture
+            .store
+            .approve(id, control.attribution("bob").expect("a running node"))
+            .await
+            .expect("approved");
         let stored = control.stored_change(id).await.expect("stored");
         let same = control.plan_stored(&rule_rows, &stored).await.expect("a plan").effect;
         assert!(!same.is_beyond);

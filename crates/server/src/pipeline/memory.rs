@@ -115,9 +115,10 @@ impl Admission<'_> {
             let Some(recorder) = context.recorder() else { break };
             let Some((key, check)) = find(checks, at) else { continue };
             let source = decider.source_of(&outcome);
-            let (decided, reason) = (outcome_of(outcome.is_allowed()), DecisionReason::of(source, None));
+            let (request_outcome, reason) =
+                (outcome_of(outcome.is_allowed()), DecisionReason::of(source, None));
             let subject = RecordSubject::of_key(key, check.requested_cost());
-            context.write_record(recorder, decided, Some(&outcome), source, reason, subject);
+            context.write_record(recorder, request_outcome, Some(&outcome), source, reason, subject);
         }
     }
 
@@ -131,18 +132,18 @@ impl Admission<'_> {
     ) {
         let decided = self.context.shared.decider.check_all([check]).await;
         let subject = || RecordSubject::of_key(key, check.node_check().requested_cost());
-        self.conclude_later(decided.ok(), answer, subject);
+        self.conclude_later(decided.as_ref().ok(), answer, subject);
     }
 
     /// Answers, counts and records the decision on one check, or that there is none.
     fn conclude_later<'g, 'd, D: IntoIterator<Item = (&'d str, &'d str)>>(
         &self,
-        decided: Option<RegionDecision<'g>>,
+        decided: Option<&RegionDecision<'g>>,
         answer: impl FnOnce(Option<&Outcome<'g>>) -> bool,
         subject: impl FnOnce() -> RecordSubject<'d, D>,
     ) {
-        let outcome = decided.as_ref().and_then(|decided| decided.decision.outcomes().first());
-        let state = decided.as_ref().map(|decided| (decided.source, decided.missing_reply));
+        let outcome = decided.and_then(|decided| decided.decision.outcomes().first());
+        let state = decided.map(|decided| (decided.source, decided.missing_reply));
         let (source, missing_reply) = state.unwrap_or((DecisionSource::Refused, None));
         let (decided, reason) = (outcome_of(answer(outcome)), DecisionReason::of(source, missing_reply));
         self.context.conclude(decided, outcome, source, reason, subject);

@@ -7,8 +7,8 @@
 //! - [`Admission::decide`] decides a request under all its limits;
 //!   [`MatchedRequest::decide`](rules::MatchedRequest::decide) calls it for the rules that match.
 //! - [`Admission::decide_each`] decides many requests of one limit each from memory, without
-//!   waiting, and counts them in a [`Tally`]. [`Admission::decide_now`] does so for one request, and
-//!   [`Admission::decide_later`] decides those that need the origin.
+//!   waiting, and counts them in a [`Tally`]. [`Admission::decide_now`] does so for one request,
+//!   and [`Admission::decide_later`] decides those that need the origin.
 //!
 //! The shapes of a request on its way, at most twelve for each surface:
 //!

@@ -40,8 +40,8 @@ impl<'d> RecordSubject<'d, [(&'d str, &'d str); 0]> {
 }
 
 impl RequestContext<'_> {
-    /// Records a decision, if it is to be logged. `limit_outcome` is that of the limit that decided;
-    /// `None` if no limit did.
+    /// Records a decision, if it is to be logged. `limit_outcome` is that of the limit that
+    /// decided; `None` if no limit did.
     pub(super) fn record<'d, D: IntoIterator<Item = (&'d str, &'d str)>>(
         &self,
         outcome: RequestOutcome,

@@ -108,9 +108,9 @@ impl<'g> RequestDecision<'g> {
         is_meant: impl Fn(&RoleCheck<'_, '_>) -> bool,
     ) -> Result<(), TooManyLimits> {
         for (at, check) in checks.iter().enumerate().filter(|(_, check)| is_meant(check)) {
-            let decided = check.decide_alone(decider).await?;
-            self.outcomes[at] = decided.decision.outcomes().first().copied();
-            self.add(decider, decided);
+            let region_decision = check.decide_alone(decider).await?;
+            self.outcomes[at] = region_decision.decision.outcomes().first().copied();
+            self.add(decider, region_decision);
         }
         Ok(())
     }
@@ -129,17 +129,17 @@ impl<'g> RequestDecision<'g> {
             if check.role != CheckRole::Quota {
                 continue;
             }
-            let decided = check.decide_alone(decider).await?;
-            self.outcomes[at] = decided.decision.outcomes().first().copied();
-            if decided.is_allowed() {
+            let region_decision = check.decide_alone(decider).await?;
+            self.outcomes[at] = region_decision.decision.outcomes().first().copied();
+            if region_decision.is_allowed() {
                 charged.push(check);
-                passed.get_or_insert(decided);
+                passed.get_or_insert(region_decision);
             } else {
-                denied.get_or_insert(decided);
+                denied.get_or_insert(region_decision);
             }
         }
-        if let Some(decided) = passed.or(denied) {
-            self.add(decider, decided);
+        if let Some(region_decision) = passed.or(denied) {
+            self.add(decider, region_decision);
         }
         Ok(charged)
     }
@@ -150,11 +150,11 @@ impl<'g> RequestDecision<'g> {
         checks: &[RoleCheck<'g, '_>],
     ) -> Result<(), TooManyLimits> {
         let as_one = || checks.iter().enumerate().filter(|(_, check)| check.is_charged_as_one());
-        let decided = decider.check_all(as_one().map(|(_, check)| &check.check)).await?;
-        for ((at, _), outcome) in as_one().zip(decided.decision.outcomes()) {
+        let region_decision = decider.check_all(as_one().map(|(_, check)| &check.check)).await?;
+        for ((at, _), outcome) in as_one().zip(region_decision.decision.outcomes()) {
             self.outcomes[at] = Some(*outcome);
         }
-        self.add(decider, decided);
+        self.add(decider, region_decision);
         Ok(())
     }
 
@@ -176,9 +176,9 @@ impl<'g> RequestDecision<'g> {
         };
         let rest: Vec<usize> = (0..checks.len()).filter(|at| self.outcomes[*at].is_none()).collect();
         for group in rest.chunks(LIMITS_PER_CHECK_MAX) {
-            let decided = try_join_all(group.iter().map(|at| decide_one(&checks[*at]))).await?;
-            for (at, decided) in group.iter().zip(decided) {
-                self.outcomes[*at] = decided.decision.outcomes().first().copied();
+            let region_decision = try_join_all(group.iter().map(|at| decide_one(&checks[*at]))).await?;
+            for (at, region_decision) in group.iter().zip(region_decision) {
+                self.outcomes[*at] = region_decision.decision.outcomes().first().copied();
             }
         }
         Ok(())
@@ -186,18 +186,19 @@ impl<'g> RequestDecision<'g> {
 
     /// Adds a decision. The headline is a denial rather than a limit that passed, and a charged
     /// limit rather than one that was only read.
-    fn add(&mut self, decider: &Decider, decided: RegionDecision<'g>) {
+    fn add(&mut self, decider: &Decider, region_decision: RegionDecision<'g>) {
         // No limit has this role.
-        if decided.decision.outcomes().is_empty() {
+        if region_decision.decision.outcomes().is_empty() {
             return;
         }
         let before = &self.headline;
         let is_first = before.decision.outcomes().is_empty();
-        let source = if is_first { decided.source } else { before.source.max(decided.source) };
-        let missing_reply = decided.missing_reply.or(before.missing_reply);
-        if !decided.is_allowed() || self.passes() {
+        let source =
+            if is_first { region_decision.source } else { before.source.max(region_decision.source) };
+        let missing_reply = region_decision.missing_reply.or(before.missing_reply);
+        if !region_decision.is_allowed() || self.passes() {
             self.wall_us = decider.limiter.wall_us();
-            self.headline = decided;
+            self.headline = region_decision;
         }
         (self.headline.source, self.headline.missing_reply) = (source, missing_reply);
     }

@@ -51,12 +51,12 @@ impl PendingCheck {
 
     async fn decide(&self, shared: &Shared, reply: &mut Reply<'_>) {
         let check = self.gate.region_check(&self.key).cost(self.cost);
-        let answer = |outcome: Option<&Outcome<'_>>| match outcome {
-            Some(outcome) => write_outcome(reply, outcome, self.zero_limit),
-            None => {
-                reply.error(UNDECIDED);
-                false
+        let answer = |outcome: Option<&Outcome<'_>>| {
+            if let Some(outcome) = outcome {
+                return write_outcome(reply, outcome, self.zero_limit);
             }
+            reply.error(UNDECIDED);
+            false
         };
         context(shared, self.tenant).resume().decide_later(&self.key, &check, answer).await;
     }

@@ -228,16 +228,16 @@ mod tests {
             let (parts, ()) = request.body(()).expect("a request").into_parts();
             let peer = ([127, 0, 0, 1], 1).into();
             let req = HttpRequest::new(&shared, peer, parts, body.to_owned().into());
-            let mut answered = pin!(answer(&req));
-            assert!(answered.as_mut().now_or_never().is_none(), "a new key waits for the origin");
+            let mut pending = pin!(answer(&req));
+            assert!(pending.as_mut().now_or_never().is_none(), "a new key waits for the origin");
             clock.advance(Duration::from_mins(10));
-            let (parts, body) = answered.await.into_parts();
+            let (parts, body) = pending.await.into_parts();
             let body = body.collect().await.expect("whole").to_bytes();
             let body: Value = serde_json::from_slice(&body).expect("JSON");
             let reset_ms = body.pointer(place).and_then(Value::as_u64).expect("a reset");
             assert!(reset_ms >= clock.now().wall_us() / 1_000, "{endpoint}: reset before the decision");
-            let reset_s: u64 = parts.headers["x-ratelimit-reset"].to_str().expect("text").parse().expect("s");
-            assert_eq!(reset_s, reset_ms.div_ceil(1_000), "{endpoint}: header and body");
+            let header: u64 = parts.headers["x-ratelimit-reset"].to_str().expect("text").parse().expect("s");
+            assert_eq!(header, reset_ms.div_ceil(1_000), "{endpoint}: header and body");
         }
     }
 }
