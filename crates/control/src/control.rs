@@ -194,7 +194,8 @@ impl<N: Node> Control<N> {
         let is_refused = tried.refused == Some(seen);
         if look == LoadDepth::Heads && (is_in_force || is_refused) {
             match in_force.override_revision.cmp(&revisions.override_revision) {
-                // As with emergencies: overrides of clients come into force also while rows are refused.
+                // As with emergencies: overrides of clients come into force also while rows are
+                // refused.
                 Ordering::Less if !tried.is_of_another => return self.take_overrides().await,
                 // The store lost writes, so everything is loaded.
                 Ordering::Greater if is_in_force => {}

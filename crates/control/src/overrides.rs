@@ -38,8 +38,8 @@ impl From<StoreError> for OverrideWriteError {
 }
 
 impl<N: Node> Control<N> {
-    /// Writes overrides of clients in one transaction, and puts them in force on this node. Completes
-    /// even if the caller is gone.
+    /// Writes overrides of clients in one transaction, and puts them in force on this node.
+    /// Completes even if the caller is gone.
     pub async fn write_overrides(
         self: &Arc<Self>,
         writes: Vec<OverrideWrite>,

@@ -52,8 +52,8 @@ pub(crate) struct NamespaceKey {
 }
 
 impl NamespaceKey {
-    /// Reads the key of a namespace override; `None` for a body of another row. There may be a million
-    /// others, so most are not parsed.
+    /// Reads the key of a namespace override; `None` for a body of another row. There may be a
+    /// million others, so most are not parsed.
     pub(crate) fn read(body: &str) -> Option<Self> {
         memmem::find(body.as_bytes(), b"namespace")?;
         let key: Self = serde_json::from_str(body).ok()?;
@@ -107,8 +107,8 @@ impl RuleRows {
         Self { emergency_revision, rows, emergencies, ..*self }
     }
 
-    /// Returns the same emergencies with other rows: those of `changes` that have a body replace rows of
-    /// their name, and those without remove them.
+    /// Returns the same emergencies with other rows: those of `changes` that have a body replace
+    /// rows of their name, and those without remove them.
     #[must_use]
     pub fn with_overrides(&self, override_revision: u64, changes: Vec<OverrideChange>) -> Self {
         let names: HashSet<&str> = changes.iter().map(|change| change.name.as_str()).collect();

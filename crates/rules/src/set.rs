@@ -169,8 +169,8 @@ impl RuleSet {
         Ok(Self { emergencies, version, ..self.beside() })
     }
 
-    /// The same set with other overrides of namespaces, in place of those that its store had. No rule
-    /// is compiled again.
+    /// The same set with other overrides of namespaces, in place of those that its store had. No
+    /// rule is compiled again.
     #[must_use]
     pub fn with_namespaces(&self, namespaces: Arc<NamespaceOverrides>) -> Self {
         Self { namespaces, ..self.beside() }
@@ -199,8 +199,8 @@ impl RuleSet {
         }
     }
 
-    /// The override that applies to an identifier of a namespace of direct limits: its own, else the
-    /// matching wildcard with the most literal text.
+    /// The override that applies to an identifier of a namespace of direct limits: its own, else
+    /// the matching wildcard with the most literal text.
     #[inline]
     pub fn namespace_override(
         &self,
@@ -226,7 +226,8 @@ impl RuleSet {
         sources.into_iter().find_map(|(source, tenant)| source.get(tenant, namespace, pattern, now_ms))
     }
 
-    /// Lists overrides of a namespace in the order of their identifiers, `most` of those that follow
+    /// Lists overrides of a namespace in the order of their identifiers, `most` of those that
+    /// follow
     /// `after`. Of several with the same identifier, only the one that applies.
     pub fn list_namespace_overrides(
         &self,

@@ -1,5 +1,5 @@
-//! Writes overrides of direct limits: to the rule store, or to the embedded store of a server without
-//! one. One thread writes them; all workers look them up in the rules in force.
+//! Writes overrides of direct limits: to the rule store, or to the embedded store of a server
+//! without one. One thread writes them; all workers look them up in the rules in force.
 //!
 //! A write goes to the store, then into force, and then it is acknowledged. Writes that wait are
 //! written as one group, in one transaction, and the overrides are indexed once for all of them.
@@ -26,8 +26,8 @@ const WAITING_PER_TENANT_MAX: usize = 128;
 /// last of them.
 const WAITING_MAX: usize = 4_096;
 
-/// The most writes of one transaction. Higher: fewer transactions and indexes for a burst; each holds
-/// the lock of the store for longer, for which changes of rules wait.
+/// The most writes of one transaction. Higher: fewer transactions and indexes for a burst; each
+/// holds the lock of the store for longer, for which changes of rules wait.
 const GROUP_MAX: usize = 256;
 
 /// Room for overrides that clients leave to changes of rules. Servers do not know of each other's
@@ -111,8 +111,8 @@ struct QueuedWrite {
 }
 
 impl Overrides {
-    /// Writes overrides to the rule store that the server follows. The data folder is locked all the
-    /// same: the decision log and the snapshots in it are of one server alone.
+    /// Writes overrides to the rule store that the server follows. The data folder is locked all
+    /// the same: the decision log and the snapshots in it are of one server alone.
     pub(crate) fn of_fleet(
         folder: Option<&Path>,
         rules: Arc<RuleState>,
@@ -183,8 +183,8 @@ impl Overrides {
         self.scope
     }
 
-    /// Sends a write to the writer at once, or fails. The future returns the result of the write, which
-    /// is done even if the future is dropped.
+    /// Sends a write to the writer at once, or fails. The future returns the result of the write,
+    /// which is done even if the future is dropped.
     pub(crate) fn write(
         &self,
         tenant: TenantIndex,
@@ -214,8 +214,8 @@ impl Overrides {
         queue.send(queued).map_err(|_| OverrideError::Stopping)
     }
 
-    /// Refuses another override if all rows together are about to exceed their maximum. The store checks
-    /// the maximum of the tenant.
+    /// Refuses another override if all rows together are about to exceed their maximum. The store
+    /// checks the maximum of the tenant.
     fn check_room(&self, write: &OverrideWrite) -> Result<(), OverrideError> {
         let rules = self.rules.load();
         let (is_set, is_wild) = (write.limit.is_some(), write.identifier.contains('*'));
@@ -226,8 +226,8 @@ impl Overrides {
 }
 
 impl Drop for Overrides {
-    /// Waits until all queued writes are done, and the embedded store is closed. A rule store is not
-    /// waited for: it may be written on the runtime of the caller.
+    /// Waits until all queued writes are done, and the embedded store is closed. A rule store is
+    /// not waited for: it may be written on the runtime of the caller.
     fn drop(&mut self) {
         if let Some((queue, thread)) = self.writer.take() {
             drop(queue);
@@ -284,8 +284,8 @@ impl OverrideWriter {
         }
     }
 
-    /// Does a group of writes, even if their clients are gone. Frees the places of a write before it
-    /// replies.
+    /// Does a group of writes, even if their clients are gone. Frees the places of a write before
+    /// it replies.
     async fn write_group(&mut self, group: &mut Vec<QueuedWrite>) {
         let writes: Vec<OverrideWrite> = group.iter().map(|queued| queued.write.clone()).collect();
         let mut outcomes = self.write(writes).await.map(Vec::into_iter);
@@ -321,8 +321,8 @@ struct EmbeddedStore {
 }
 
 impl EmbeddedStore {
-    /// Opens the store, and puts its overrides in force. Overrides of tenants that are not configured
-    /// stay in the store.
+    /// Opens the store, and puts its overrides in force. Overrides of tenants that are not
+    /// configured stay in the store.
     async fn open(folder: Option<&Path>, rules: Arc<RuleState>, now_ms: u64) -> Result<Self, String> {
         let store = Store::open_embedded(folder).await.map_err(|error| problem_of_folder(&error))?;
         let rows = store.load().await.map_err(|error| problem_of_folder(&error))?;

@@ -91,8 +91,8 @@ pub(crate) struct RuleState {
     pub(crate) location: Option<RulesLocation>,
     /// `None` for rules in a file, and until the rule store is first reached.
     control: OnceLock<Arc<Control>>,
-    /// Locked while rules of a file, or embedded overrides, replace others: each keeps what the other
-    /// has put in force.
+    /// Locked while rules of a file, or embedded overrides, replace others: each keeps what the
+    /// other has put in force.
     replacing: Mutex<()>,
 }
 
@@ -231,8 +231,8 @@ impl Shared {
         })
     }
 
-    /// Locks the data folder. Overrides are kept in it from now on, with those that are there, unless the
-    /// rule store keeps them.
+    /// Locks the data folder. Overrides are kept in it from now on, with those that are there,
+    /// unless the rule store keeps them.
     pub(crate) fn keep_overrides_in(&mut self, folder: &Path) -> Result<(), StartError> {
         let (rules, tenants) = (Arc::clone(&self.rules), self.tenants.len());
         self.direct.overrides = match self.direct.overrides.scope() {

@@ -19,8 +19,8 @@ use crate::rule::Mode;
 pub const OVERRIDES_MAX: usize = 2_000_000;
 /// The most overrides of a set that have a `*`. Higher: more memory, some 500 bytes each.
 pub const WILDCARDS_MAX: usize = 100_000;
-/// Maximum overrides with a `*` for one rule, or for one namespace of a tenant. A request without an
-/// exact override examines those with a prefix or suffix of its key: at worst all of them.
+/// Maximum overrides with a `*` for one rule, or for one namespace of a tenant. A request without
+/// an exact override examines those with a prefix or suffix of its key: at worst all of them.
 pub const WILDCARDS_PER_TARGET_MAX: usize = 1_000;
 /// Maximum overrides of one rule, or of one namespace of a tenant, without a literal prefix or
 /// suffix, such as `*x*`. A request examines each of them.
@@ -342,8 +342,8 @@ impl OverrideIndex {
         self.has_ends
     }
 
-    /// The override that applies to a key of a target: the exact one of the tenant, the exact one for
-    /// every tenant, or the first wildcard in order that matches.
+    /// The override that applies to a key of a target: the exact one of the tenant, the exact one
+    /// for every tenant, or the first wildcard in order that matches.
     pub(crate) fn find(
         &self,
         (target, kinds): (u32, OverrideKinds),
@@ -366,8 +366,8 @@ impl OverrideIndex {
         Some(OverrideMatch { name: row.name, limit, mode })
     }
 
-    /// Where the row begins that applies to a key of one part, of a target whose overrides are all for
-    /// every tenant.
+    /// Where the row begins that applies to a key of one part, of a target whose overrides are all
+    /// for every tenant.
     #[inline]
     pub(crate) fn position(&self, target: u32, key: &str, now_ms: u64) -> Option<u32> {
         let kinds = self.kinds_of(target);
@@ -455,8 +455,8 @@ pub(crate) fn literal_bytes(key: &[Pattern]) -> usize {
 }
 
 impl Wildcards {
-    /// Puts the wildcards of one target in order: by priority, then by how much they spell out, then
-    /// by `ties`. Adds those that cannot be to `clashes`.
+    /// Puts the wildcards of one target in order: by priority, then by how much they spell out,
+    /// then by `ties`. Adds those that cannot be to `clashes`.
     fn new(mut wildcards: Vec<Wildcard>, ties: WildcardTies, clashes: &mut Vec<OverrideClash>) -> Self {
         wildcards.sort_by(|a, b| {
             let rank = |of: &Wildcard| (Reverse(of.priority), Reverse(literal_bytes(&of.key)));

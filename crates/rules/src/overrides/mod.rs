@@ -1,5 +1,5 @@
-//! Overrides: other limits for some keys of a rule, or for some identifiers of a namespace of direct
-//! limits.
+//! Overrides: other limits for some keys of a rule, or for some identifiers of a namespace of
+//! direct limits.
 //!
 //! An [`OverrideIndex`] finds both kinds alike. To it, a namespace of one tenant is a target like a
 //! rule, and an identifier is a key with one part.

@@ -106,9 +106,10 @@ struct Namespace {
 }
 
 impl NamespaceOverrides {
-    /// Compiles the rows of a store that are overrides of namespaces, without those that have expired at
-    /// `now_ms` (milliseconds since the Unix epoch). They are accepted whole, or refused with all their
-    /// problems.
+    /// Compiles the rows of a store that are overrides of namespaces, without those that have
+    /// expired at
+    /// `now_ms` (milliseconds since the Unix epoch). They are accepted whole, or refused with all
+    /// their problems.
     pub fn compile(rows: &[RuleRow], now_ms: u64) -> Result<Self, Problems> {
         compile::namespace_overrides(rows, now_ms)
     }
@@ -128,8 +129,8 @@ impl NamespaceOverrides {
         self.index.wildcards()
     }
 
-    /// The override that applies to an identifier: its own, else the matching wildcard with the most
-    /// literal text. An override of the tenant comes before an equal one for every tenant.
+    /// The override that applies to an identifier: its own, else the matching wildcard with the
+    /// most literal text. An override of the tenant comes before an equal one for every tenant.
     #[inline]
     pub fn find(
         &self,
@@ -300,8 +301,8 @@ impl NamespaceOverridesBuilder {
         self.index.each_name(look);
     }
 
-    /// Builds the overrides. Calls `tell` with the name of each conflicting override, in the order of
-    /// the input.
+    /// Builds the overrides. Calls `tell` with the name of each conflicting override, in the order
+    /// of the input.
     pub(crate) fn finish(self, mut tell: impl FnMut(&str, NamespaceConflict)) -> NamespaceOverrides {
         let Self { index, namespaces, .. } = self;
         let index = index.with_ties(WildcardTies::ByKey);
@@ -450,8 +451,8 @@ mod tests {
     }
 
     proptest! {
-        /// The index applies the override that the definition selects: the exact one, else the one with
-        /// the most literal text, else the first in the order of the text.
+        /// The index applies the override that the definition selects: the exact one, else the one
+        /// with the most literal text, else the first in the order of the text.
         #[test]
         fn lookups_agree_with_a_plain_list(
             drafts in prop::collection::btree_set(("[tu]", "[mn]", "[ab*]{1,3}"), 0..40),

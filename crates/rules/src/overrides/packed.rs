@@ -125,7 +125,8 @@ mod tests {
             };
             for (number, tenant, end_ms, version, name, key) in &rows {
                 starts.push(bytes.len());
-                row((*number, *tenant, *end_ms, *version, name.as_str())).put(key.iter().map(String::as_str), &mut bytes);
+                let head = row((*number, *tenant, *end_ms, *version, name.as_str()));
+                head.put(key.iter().map(String::as_str), &mut bytes);
             }
             for ((number, tenant, end_ms, version, name, key), start) in rows.iter().zip(starts) {
                 let (read, parts) = PackedOverride::read(&bytes, u32::try_from(start).expect("small")).expect("a row");

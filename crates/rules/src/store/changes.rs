@@ -368,7 +368,8 @@ pub(super) async fn current_rows(
     let mut rows = Rows::with_capacity(operations.len());
     for some in operations.chunks(ROWS_AT_ONCE) {
         let sql = format!(
-            "SELECT kind, name, body, version, revision, override_revision FROM tidegate_rows WHERE (kind, name) IN (VALUES {})",
+            "SELECT kind, name, body, version, revision, override_revision FROM tidegate_rows \
+             WHERE (kind, name) IN (VALUES {})",
             places(some.len(), 2)
         );
         let values: Vec<Value<'_>> = some

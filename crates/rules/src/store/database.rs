@@ -26,8 +26,8 @@ pub(super) const WAIT_MAX: Duration = Duration::from_secs(5);
 /// stores, but reports a hanging store later.
 const STATEMENT_TIME_MAX: Duration = Duration::from_mins(1);
 
-/// Maximum wait for the embedded store while a server that is being replaced still holds it. Longer: the
-/// start tolerates a slower predecessor, but reports a real conflict later.
+/// Maximum wait for the embedded store while a server that is being replaced still holds it.
+/// Longer: the start tolerates a slower predecessor, but reports a real conflict later.
 const EMBEDDED_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// The file of the embedded store in the data folder.
@@ -111,8 +111,8 @@ impl Database {
         Ok(database)
     }
 
-    /// The same by other connections. Of a memory, and of an embedded store, there is one, which all
-    /// share.
+    /// The same by other connections. Of a memory, and of an embedded store, there is one, which
+    /// all share.
     pub(super) async fn beside(&self, address: &Address) -> Result<Self, StoreError> {
         Ok(match &address.0 {
             StoreLocation::Memory | StoreLocation::Embedded(_) => self.clone(),

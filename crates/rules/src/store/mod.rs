@@ -335,8 +335,8 @@ impl Store {
         })
     }
 
-    /// Opens the store that a server keeps in its data folder, for itself alone; without a folder, in
-    /// memory.
+    /// Opens the store that a server keeps in its data folder, for itself alone; without a folder,
+    /// in memory.
     pub async fn open_embedded(folder: Option<&Path>) -> Result<Self, StoreError> {
         let Some(folder) = folder else {
             return Self::open(&Address(StoreLocation::Memory)).await;

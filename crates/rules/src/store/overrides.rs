@@ -1,4 +1,5 @@
-//! Overrides of namespaces, as clients set and delete them: without a plan, many in one transaction.
+//! Overrides of namespaces, as clients set and delete them: without a plan, many in one
+//! transaction.
 //!
 //! They raise a revision of their own. So they are never in conflict with a planned change, and no
 //! rollback undoes them.
@@ -170,8 +171,8 @@ impl Store {
     /// Does writes of clients in order, in one transaction. A refused write does not affect the
     /// others. Returns the override revision since, and the outcome of each write.
     ///
-    /// The transaction waits for others to end, so a change of another process is no conflict: of two
-    /// writes to one override, the later stays.
+    /// The transaction waits for others to end, so a change of another process is no conflict: of
+    /// two writes to one override, the later stays.
     pub async fn write_overrides(
         &self,
         writes: &[OverrideWrite],
@@ -196,8 +197,8 @@ impl Store {
         Ok((revision, outcomes))
     }
 
-    /// Returns the overrides that clients wrote after an override revision, as of one moment with the
-    /// revisions.
+    /// Returns the overrides that clients wrote after an override revision, as of one moment with
+    /// the revisions.
     pub async fn override_changes(
         &self,
         after: u64,
@@ -323,8 +324,8 @@ impl<'a> WriteTransaction<'a> {
         })
     }
 
-    /// Frees the keys of the overrides that a change writes, and refuses the keys that another row has
-    /// got since the change was planned.
+    /// Frees the keys of the overrides that a change writes, and refuses the keys that another row
+    /// has got since the change was planned.
     pub(super) async fn free_targets(&mut self, operations: &[Operation]) -> Result<(), StoreError> {
         let of_override = |operation: &&Operation| operation.row().0 == RowKind::Override;
         let overrides: Vec<&Operation> = operations.iter().filter(of_override).collect();
@@ -353,8 +354,8 @@ impl<'a> WriteTransaction<'a> {
         if conflicts.is_empty() { Ok(()) } else { Err(StoreError::Conflict(conflicts)) }
     }
 
-    /// Refuses a change after which a tenant has too many overrides of namespaces: clients may have set
-    /// more since the change was planned.
+    /// Refuses a change after which a tenant has too many overrides of namespaces: clients may have
+    /// set more since the change was planned.
     pub(super) async fn check_quotas(&mut self, operations: &[Operation]) -> Result<(), StoreError> {
         let of_override = |operation: &&Operation| operation.row().0 == RowKind::Override;
         let bodies = operations.iter().filter(of_override).filter_map(Operation::body);

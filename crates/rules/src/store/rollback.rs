@@ -58,7 +58,8 @@ async fn restoring(
     let differs = |operation: &Operation| {
         let (kind, name) = operation.row();
         let current = rows.get(&(kind, name.to_owned()));
-        // An override that a client set or deleted since stays as it is: it was no part of a change.
+        // An override that a client set or deleted since stays as it is: it was no part of a
+        // change.
         !current.is_some_and(|current| current.is_set_by_client)
             && current.and_then(|current| current.body.as_deref()) != operation.body()
     };
