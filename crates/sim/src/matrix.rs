@@ -16,9 +16,9 @@ const REQUESTS: f64 = 60_000.0;
 const SECONDS_MIN: f64 = 1.0;
 const SECONDS_MAX: f64 = 1_200.0;
 
-/// The most requests of a case. A limit of a million per second is measured for half a second at
-/// ten times its rate.
-const REQUESTS_MAX: f64 = 10_000_000.0;
+/// The most requests of a case. A limit of a million per second is measured for a second at ten
+/// times its rate, after a warm-up of 1.6 s.
+const REQUESTS_MAX: f64 = 30_000_000.0;
 
 /// The shortest time before a load counts as steady, s.
 const WARM_UP_S: f64 = 1.5;
@@ -141,7 +141,12 @@ impl LoadCase {
         let drain_s = self.burst as f64 * self.period_s as f64 / self.amount as f64;
         let excess = self.load_tenths as f64 / 10.0 - 1.0;
         let fill_s = if excess > 0.0 { drain_s / excess } else { 0.0 };
-        (WARM_UP_S + fill_s).min(REQUESTS_MAX / 2.0 / self.per_second())
+        WARM_UP_S + fill_s
+    }
+
+    /// Requests of the case, the warm-up included.
+    pub fn requests(&self) -> u64 {
+        self.scenario().requests
     }
 
     fn scenario(&self) -> Scenario {
@@ -184,8 +189,8 @@ impl LoadCase {
 /// The least share of a single bucket in steady load of requests that cost 1.
 const SHARE_MIN: f64 = 0.97;
 
-/// The most requests denied beyond those of a single bucket, relative to all, in loads up to the
-/// limit.
+/// The most requests denied beyond those of a single bucket, relative to all, in each load up to
+/// the limit.
 const DENIED_MAX: f64 = 0.003;
 
 /// The outcome of one limit on one fleet, over all spreads and loads.
@@ -195,12 +200,12 @@ pub struct FleetResult {
     pub case: LoadCase,
     /// The least share of a single bucket.
     pub share_least: f64,
-    /// Requests denied beyond those of a single bucket, relative to all, over loads up to the
-    /// limit.
-    pub denied: f64,
-    /// Requests denied while more than 3 % of the limit was free, relative to all, over loads up to
-    /// the limit.
-    pub false_denials: f64,
+    /// The most requests that one load up to the limit was denied beyond those of a single bucket,
+    /// relative to all.
+    pub denied_most: f64,
+    /// The most requests that one load up to the limit was denied while more than 3 % of the limit
+    /// was free, relative to all.
+    pub false_denials_most: f64,
     /// Requests that waited for the origin, relative to all, over all loads.
     pub waited: f64,
     /// Calls to the origin per request, over all loads.
@@ -220,25 +225,28 @@ impl FleetResult {
     }
 
     fn of_fleet(results: &[(LoadCase, LoadResult)]) -> Option<Self> {
-        let mean = |of: &dyn Fn(&LoadResult) -> f64, counts: &dyn Fn(&LoadCase) -> bool| {
-            let counted: Vec<f64> =
-                results.iter().filter(|(case, _)| counts(case)).map(|(_, result)| of(result)).collect();
-            counted.iter().sum::<f64>() / counted.len().max(1) as f64
+        let mean = |of: fn(&LoadResult) -> f64| {
+            results.iter().map(|(_, result)| of(result)).sum::<f64>() / results.len().max(1) as f64
+        };
+        // A mean over several loads would hide a load that is denied too much.
+        let most_within_limit = |of: fn(&LoadResult) -> f64| {
+            let within_limit = results.iter().filter(|(case, _)| case.is_within_limit());
+            within_limit.map(|(_, result)| of(result)).fold(0.0, f64::max)
         };
         Some(Self {
             case: results.first()?.0,
             share_least: results.iter().map(|(_, result)| result.share).fold(f64::INFINITY, f64::min),
-            denied: mean(&|result| result.net_denials, &LoadCase::is_within_limit),
-            false_denials: mean(&|result| result.false_denials, &LoadCase::is_within_limit),
-            waited: mean(&|result| result.waited, &|_| true),
-            calls: mean(&|result| result.calls, &|_| true),
+            denied_most: most_within_limit(|result| result.net_denials),
+            false_denials_most: most_within_limit(|result| result.false_denials),
+            waited: mean(|result| result.waited),
+            calls: mean(|result| result.calls),
             violations: results.iter().map(|(_, result)| result.violations).sum(),
         })
     }
 
-    /// Whether no promise was broken, and requests of cost 1 got their share.
+    /// Whether no promise was broken, and requests of cost 1 got their share in each case.
     pub fn holds(&self) -> bool {
-        let is_shared = self.share_least >= SHARE_MIN && self.denied <= DENIED_MAX;
+        let is_shared = self.share_least >= SHARE_MIN && self.denied_most <= DENIED_MAX;
         self.violations == 0 && (is_shared || self.case.cost_max > 1)
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn mutants(as_json: bool) -> CommandResult {
     };
     let pairs = |bug: &Bug| bug.worlds().iter().map(|worlds| (*bug, *worlds)).collect::<Vec<_>>();
     let pairs: Vec<(Bug, Worlds)> = Bug::ALL.iter().flat_map(pairs).collect();
-    let bar = progress(pairs.len() as u64);
+    let bar = progress(pairs.len() as u64, "worlds");
     let search = |(bug, worlds): &(Bug, Worlds)| {
         let caught = catch(*bug, *worlds, 0..MUTANT_SEEDS, MUTANT_SIZE);
         bar.inc(1);

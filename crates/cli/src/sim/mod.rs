@@ -212,7 +212,7 @@ fn ended(holds: bool) -> ExitCode {
 fn many(matches: &ArgMatches, worlds: Worlds, size: Size) -> CommandResult {
     let seeds = seeds(matches);
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let bar = progress(seeds.end - seeds.start);
+    let bar = progress(seeds.end - seeds.start, "worlds");
     let summary = sweep(worlds, seeds, size, threads, &|| bar.inc(1));
     bar.finish_and_clear();
     let has_regions = worlds == Worlds::SeveralRegions;
@@ -236,11 +236,11 @@ fn seeds(matches: &ArgMatches) -> Range<u64> {
 }
 
 /// Shown on a terminal only: a log has no use for it.
-fn progress(count: u64) -> ProgressBar {
+fn progress(count: u64, unit: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} worlds, {eta} left");
+    let style = ProgressStyle::with_template(&format!("{{bar:40}} {{pos}}/{{len}} {unit}, {{eta}} left"));
     ProgressBar::new(count).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
