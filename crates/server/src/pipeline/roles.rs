@@ -161,7 +161,8 @@ impl<'p, 'g, 'k> Progress<'p, 'g, 'k> {
         for ((at, _), outcome) in as_one().zip(decided.decision.outcomes()) {
             self.outcomes[at] = Some(*outcome);
         }
-        self.add(decided);
+        let ends_us = as_one().map(|(_, planned)| planned.ends_us);
+        self.add(SourcedDecision { decision: decided.decision.ending_after(ends_us), ..decided });
         Ok(())
     }
 
@@ -203,7 +204,7 @@ impl<'p, 'g, 'k> Progress<'p, 'g, 'k> {
 
     fn into_decision(self) -> RequestDecision<'g> {
         let is_allowed = self.is_allowed();
-        let Self { decider, checks, outcomes, headline } = self;
+        let Self { decider, checks, mut outcomes, headline } = self;
         let of_role = |is_shadow: bool| {
             let by_check = checks.iter().zip(&outcomes).enumerate();
             by_check.filter_map(move |(at, (planned, outcome))| {
@@ -218,6 +219,12 @@ impl<'p, 'g, 'k> Progress<'p, 'g, 'k> {
             true => Outcome::Allowed,
         };
         let decided_by = decisive(of_role(outcome == Outcome::ShadowDenied));
+        // After the choice of the deciding check: a block decides, however soon it ends.
+        for (planned, outcome) in checks.iter().zip(&mut outcomes) {
+            if let (Some(ends_us), Some(ending)) = (planned.ends_us, outcome.as_mut()) {
+                *ending = ending.ending_after(ends_us);
+            }
+        }
         let is_block = !is_allowed && decided_by.is_some_and(|at| checks[at].is_block);
         let (source, missing_reply, headline) = match headline {
             Some(SourcedDecision { decision, source, missing_reply }) => {

@@ -118,7 +118,8 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
             admission.refuse(|| self.subject(Some(0), cost));
             return Err(self.too_many());
         }
-        let checks: Vec<_> = self.rules.iter().map(|matched| self.check(matched, cost)).collect();
+        let now_ms = shared.now_ms();
+        let checks: Vec<_> = self.rules.iter().map(|matched| self.check(matched, cost, now_ms)).collect();
         let decision = admission.decide(&checks, |at| self.subject(at, cost)).await;
         let decision = decision.map_err(|_| self.too_many())?;
         for (matched, outcome) in self.rules.iter().zip(&decision.outcomes) {
@@ -131,7 +132,7 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         RulesError::TooManyRules { rules: self.enforced }
     }
 
-    fn check<'m>(&'m self, matched: &'m MatchedRule<'r, 'd>, cost: u64) -> PlannedCheck<'m, 'm> {
+    fn check<'m>(&'m self, matched: &'m MatchedRule<'r, 'd>, cost: u64, now_ms: u64) -> PlannedCheck<'m, 'm> {
         let parts: ArrayVec<&[u8], KEY_PARTS_MAX> = matched.key.iter().map(|part| part.as_bytes()).collect();
         // A rule without a key counts all its requests together.
         let parts = if parts.is_empty() { &[&b""[..]][..] } else { &parts };
@@ -149,6 +150,10 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
     /// Names the request in its record, with the rule that decided, if any.
     fn subject(&self, at: Option<usize>, cost: u64) -> RecordSubject<'_, impl Iterator<Item = (&str, &str)>> {
         let matched = at.and_then(|at| self.rules.get(at));
+            ends_us: matched.terms.emergency.map(|emergency| {
+                // The rules were matched a moment ago, so the emergency may just have ended.
+                emergency.expires_ms.saturating_sub(now_ms).max(1).saturating_mul(1_000)
+            }),
         let mut key = RecordKey::default();
         for name in matched.iter().flat_map(|matched| matched.rule.key.iter()) {
             key.add(name, self.request.get(name).unwrap_or_default());
