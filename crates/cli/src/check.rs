@@ -81,6 +81,21 @@ struct CheckAnswer {
     reason: String,
     block: Option<BlockAnswer>,
     rules: Vec<RuleAnswer>,
+    no_rule: Option<NoRuleAnswer>,
+}
+
+/// Why no rule applies.
+#[derive(Deserialize)]
+struct NoRuleAnswer {
+    has_rules: bool,
+    lacking: Vec<LackingAnswer>,
+}
+
+/// A rule, and the dimensions that it needs and the request lacks.
+#[derive(Deserialize)]
+struct LackingAnswer {
+    rule: String,
+    dimensions: Vec<String>,
 }
 
 /// The emergency that blocked the request.
@@ -122,11 +137,27 @@ fn print(check_answer: &CheckAnswer, cost: u64) -> Result<Reader, Failure> {
         None => say!("{decision}")?,
     };
     if check_answer.rules.is_empty() {
-        say!("no rule applies")?;
+        say!("{}", shown(no_rule(check_answer.no_rule.as_ref())))?;
     } else {
         say!("{}", rules_table(&check_answer.rules))?;
     }
     say!("rules {}, decision source: {}", shown(&check_answer.rules_version), shown(&check_answer.source))
+}
+
+/// Why no rule applies.
+fn no_rule(no_rule: Option<&NoRuleAnswer>) -> String {
+    let Some(NoRuleAnswer { has_rules, lacking }) = no_rule else { return "no rule applies".to_owned() };
+    if !has_rules {
+        return "no rule applies: the server has no rules".to_owned();
+    }
+    let needs = |lacking: &LackingAnswer| {
+        let names: Vec<String> = lacking.dimensions.iter().map(|name| format!("{name:?}")).collect();
+        format!("{} needs {}", lacking.rule, names.join(", "))
+    };
+    match lacking.iter().map(needs).collect::<Vec<_>>().join("; ") {
+        needs if needs.is_empty() => "no rule applies".to_owned(),
+        needs => format!("no rule applies: {needs}"),
+    }
 }
 
 /// The reason of a decision. A request that passed by its limits needs none.
@@ -285,6 +316,24 @@ mod tests {
             assert_eq!(reason(&answer(&fields), 1).as_deref(), Some(expected));
         }
         assert_eq!(reason(&answer(&json!({ "decision": "allow", "denied_by": null })), 1), None);
+    }
+
+    #[test]
+    fn a_check_without_rules_names_the_dimensions_that_it_lacks() {
+        let text = |answer: Value| no_rule(NoRuleAnswer::deserialize(answer).ok().as_ref());
+        assert_eq!(
+            text(json!({ "has_rules": false, "lacking": [] })),
+            "no rule applies: the server has no rules"
+        );
+        let lacking = json!([
+            { "rule": "per_user", "dimensions": ["user"] }, { "rule": "per_path", "dimensions": ["ip", "path"] },
+        ]);
+        assert_eq!(
+            text(json!({ "has_rules": true, "lacking": lacking })),
+            "no rule applies: per_user needs \"user\"; per_path needs \"ip\", \"path\""
+        );
+        assert_eq!(text(json!({ "has_rules": true, "lacking": [] })), "no rule applies");
+        assert_eq!(text(Value::Null), "no rule applies");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
 use tidegate::{Decision, Outcome, Retry};
 use tidegate_record::timestamp;
-use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError};
+use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule};
 use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
@@ -64,6 +64,25 @@ struct CheckAnswer<'r> {
     /// The emergency that blocked the request; null unless the reason is `block`.
     block: Option<BlockAnswer<'r>>,
     rules: Vec<RuleAnswer<'r>>,
+    /// Why no rule applies; absent if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_rule: Option<NoRuleAnswer<'r>>,
+}
+
+/// Why no rule applies to a request.
+#[derive(Debug, Serialize, ToSchema)]
+struct NoRuleAnswer<'r> {
+    /// Whether the tenant has rules at all.
+    has_rules: bool,
+    /// Up to five rules that need dimensions which the request lacks.
+    lacking: Vec<LackingAnswer<'r>>,
+}
+
+/// A rule, and the dimensions that it needs and a request lacks.
+#[derive(Debug, Serialize, ToSchema)]
+struct LackingAnswer<'r> {
+    rule: &'r str,
+    dimensions: Vec<&'r str>,
 }
 
 /// An emergency that blocks a request.
@@ -141,7 +160,10 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     let rules = req.shared.rules.load();
     let matched = rules.match_request(req.shared, principal.tenant, &dimensions);
     match matched.decide(req.shared, Surface::Check, request.cost).await {
-        Ok(rules_decision) => Ok(respond(req, &rules_decision, request.deny_status)),
+        Ok(rules_decision) => {
+            let tenant = &req.shared.tenant(principal.tenant).name;
+            Ok(respond(req, &rules_decision, tenant, request.deny_status))
+        }
         Err(RulesError::Shed(shed)) if shed.is_allowed() => Ok(shed_answer(rules.set().version())),
         Err(error) => Err(error.into()),
     }
@@ -220,9 +242,10 @@ where
 fn respond(
     req: &HttpRequest<'_>,
     rules_decision: &RulesDecision<'_, '_, '_>,
+    tenant: &str,
     deny_status: u16,
 ) -> HttpResponse {
-    let body = body(rules_decision);
+    let body = body(rules_decision, tenant);
     let mut answer = match &rules_decision.decision.headline {
         Some(denial) if !denial.is_allowed() && deny_status == 429 => {
             text(StatusCode::TOO_MANY_REQUESTS, PROBLEM_CONTENT_TYPE, problem_with(&body, denial))
@@ -246,9 +269,16 @@ fn problem_with(answer: &CheckAnswer<'_>, denial: &Decision<'_>) -> String {
     }
 }
 
-fn body<'r>(rules_decision: &'r RulesDecision<'_, '_, '_>) -> CheckAnswer<'r> {
+fn body<'r>(rules_decision: &'r RulesDecision<'_, '_, '_>, tenant: &str) -> CheckAnswer<'r> {
     let decision = &rules_decision.decision;
     let denied_by = decision.headline.as_ref().and_then(Decision::denied_by);
+    let rules: Vec<RuleAnswer<'_>> =
+        rules_decision.rules().map(|(matched, outcome)| rule_answer(matched, outcome)).collect();
+    let lacking = |(rule, dimensions): (&'r Rule, _)| LackingAnswer { rule: &rule.name, dimensions };
+    let no_rule = rules.is_empty().then(|| NoRuleAnswer {
+        has_rules: rules_decision.has_rules(tenant),
+        lacking: rules_decision.lacking(tenant).into_iter().map(lacking).collect(),
+    });
     CheckAnswer {
         decision: if decision.is_allowed() { "allow" } else { "deny" },
         denied_by: denied_by.map(|outcome| outcome.gate().name()),
@@ -260,7 +290,8 @@ fn body<'r>(rules_decision: &'r RulesDecision<'_, '_, '_>) -> CheckAnswer<'r> {
             until: timestamp(block.expires_ms),
             until_ms: block.expires_ms,
         }),
-        rules: rules_decision.rules().map(|(matched, outcome)| rule_answer(matched, outcome)).collect(),
+        rules,
+        no_rule,
     }
 }
 
@@ -297,6 +328,7 @@ fn shed_answer(version: &str) -> HttpResponse {
         reason: DecisionReason::Shed.as_str(),
         block: None,
         rules: Vec::new(),
+        no_rule: None,
     };
     json(StatusCode::OK, &body)
 }

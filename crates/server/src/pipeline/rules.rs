@@ -16,6 +16,12 @@ use crate::metrics::{DecisionSource, Surface};
 use crate::rules::ActiveRules;
 use crate::shared::Shared;
 
+/// The most rules that an answer names whose dimensions the request lacks.
+const LACKING_MAX: usize = 5;
+
+/// The most rules that are searched for them. Higher: more time for a request without limits.
+const LACKING_LOOKED_AT_MAX: usize = 32;
+
 /// A request, with the rules that apply to it.
 #[derive(Debug)]
 pub(crate) struct MatchedRequest<'r, 'd> {
@@ -144,16 +150,16 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
             role: if matched.is_enforced() { CheckRole::Enforced } else { CheckRole::Shadow },
             is_probe: false,
             is_block: matched.terms.emergency.is_some_and(|emergency| emergency.is_block),
+            ends_us: matched.terms.emergency.map(|emergency| {
+                // The rules were matched a moment ago, so the emergency may just have ended.
+                emergency.expires_ms.saturating_sub(now_ms).max(1).saturating_mul(1_000)
+            }),
         }
     }
 
     /// Names the request in its record, with the rule that decided, if any.
     fn subject(&self, at: Option<usize>, cost: u64) -> RecordSubject<'_, impl Iterator<Item = (&str, &str)>> {
         let matched = at.and_then(|at| self.rules.get(at));
-            ends_us: matched.terms.emergency.map(|emergency| {
-                // The rules were matched a moment ago, so the emergency may just have ended.
-                emergency.expires_ms.saturating_sub(now_ms).max(1).saturating_mul(1_000)
-            }),
         let mut key = RecordKey::default();
         for name in matched.iter().flat_map(|matched| matched.rule.key.iter()) {
             key.add(name, self.request.get(name).unwrap_or_default());
@@ -183,6 +189,25 @@ impl<'m, 'r, 'd> RulesDecision<'m, 'r, 'd> {
     /// Returns the version of the rule set.
     pub(crate) fn version(&self) -> &'r str {
         self.matched.active.set().version()
+    }
+
+    /// Returns rules of the tenant that lack dimensions of the request, with these dimensions.
+    pub(crate) fn lacking(&self, tenant: &str) -> Vec<(&'r Rule, Vec<&'r str>)> {
+        let MatchedRequest { active, request, .. } = self.matched;
+        let lacking = |rule: &'r Rule| {
+            let mut names: Vec<&str> =
+                rule.dimensions_used().filter(|name| request.get(name).is_none()).collect();
+            names.sort_unstable();
+            names.dedup();
+            (!names.is_empty()).then_some((rule, names))
+        };
+        let rules = active.set().rules_for(tenant).take(LACKING_LOOKED_AT_MAX);
+        rules.filter_map(|(_, rule)| lacking(rule)).take(LACKING_MAX).collect()
+    }
+
+    /// Whether the tenant has rules.
+    pub(crate) fn has_rules(&self, tenant: &str) -> bool {
+        self.matched.active.set().has_rules_for(tenant)
     }
 
     /// Returns the emergency that blocked the request, if one did.
