@@ -77,8 +77,7 @@ struct CheckAnswer {
     denied_by: Option<String>,
     rules_version: String,
     source: String,
-    #[serde(default)]
-    reason: String,
+    reason: Option<String>,
     block: Option<BlockAnswer>,
     rules: Vec<RuleAnswer>,
     no_rule: Option<NoRuleAnswer>,
@@ -164,7 +163,7 @@ fn no_rule(no_rule: Option<&NoRuleAnswer>) -> String {
 fn reason(check_answer: &CheckAnswer, cost: u64) -> Option<String> {
     let rule = check_answer.denied_by.as_deref();
     let of_rule = rule.map_or_else(String::new, |rule| format!(" of rule {rule:?}"));
-    Some(match (check_answer.reason.as_str(), &check_answer.block, rule) {
+    Some(match (check_answer.reason.as_deref().unwrap_or_default(), &check_answer.block, rule) {
         ("block", Some(BlockAnswer { id, until }), _) => format!("blocked until {until} by emergency {id:?}"),
         ("origin_unreachable", ..) => {
             outage(&check_answer.source, check_answer.decision == "allow", &of_rule)
@@ -315,7 +314,8 @@ mod tests {
         ] {
             assert_eq!(reason(&answer(&fields), 1).as_deref(), Some(expected));
         }
-        assert_eq!(reason(&answer(&json!({ "decision": "allow", "denied_by": null })), 1), None);
+        let allowed = json!({ "decision": "allow", "denied_by": null, "reason": null });
+        assert_eq!(reason(&answer(&allowed), 1), None);
     }
 
     #[test]

@@ -42,6 +42,7 @@ fn block_has_its_name_and_its_end() {
     let limited: Vec<Value> = (0..3).map(|_| decision(&server, "bob")).collect();
     assert_eq!((&limited[2]["decision"], &limited[2]["reason"]), (&json!("deny"), &json!("limit")));
     assert!(limited.iter().all(|answer| answer["block"].is_null()), "{limited:?}");
+    assert_eq!(limited[0]["reason"], Value::Null, "a request that passes needs no reason");
 
     let why = |key: &str| ask(&server, "GET", &format!("/v1/why?key={key}"), None);
     for (key, reason, until_ms) in

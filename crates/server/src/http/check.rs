@@ -59,8 +59,9 @@ struct CheckAnswer<'r> {
     rules_version: &'r str,
     /// The source of the decision.
     source: &'static str,
-    /// `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or `shed`.
-    reason: &'static str,
+    /// `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or `shed`; null if
+    /// the limits let the request pass, or none applies.
+    reason: Option<&'static str>,
     /// The emergency that blocked the request; null unless the reason is `block`.
     block: Option<BlockAnswer<'r>>,
     rules: Vec<RuleAnswer<'r>>,
@@ -284,7 +285,7 @@ fn body<'r>(rules_decision: &'r RulesDecision<'_, '_, '_>, tenant: &str) -> Chec
         denied_by: denied_by.map(|outcome| outcome.gate().name()),
         rules_version: rules_decision.version(),
         source: decision.source.as_str(),
-        reason: decision.reason.as_str(),
+        reason: decision.reason.unless_passed(decision.is_allowed()),
         block: rules_decision.block().map(|block| BlockAnswer {
             id: block.id,
             until: timestamp(block.expires_ms),
@@ -325,7 +326,7 @@ fn shed_answer(version: &str) -> HttpResponse {
         denied_by: None,
         rules_version: version,
         source: DecisionSource::Shed.as_str(),
-        reason: DecisionReason::Shed.as_str(),
+        reason: DecisionReason::Shed.unless_passed(true),
         block: None,
         rules: Vec::new(),
         no_rule: None,

@@ -118,7 +118,7 @@ impl RequestContext<'_> {
             remaining: limit_outcome.map_or(0, LimitOutcome::remaining),
             retry_ms: limit_outcome.and_then(retry_us).map(|us| us.div_ceil(1_000)),
             source: decision.source.as_str(),
-            reason: decision.reason.as_str(),
+            reason: decision.reason.unless_passed(decision.outcome == Outcome::Allowed).unwrap_or_default(),
             until_ms: subject.until_ms,
         };
         recorder.write(metrics::this_worker(), &entry, subject.dimensions);
