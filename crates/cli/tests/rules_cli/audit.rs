@@ -108,3 +108,16 @@ fn credentials_are_made_used_listed_and_revoked() {
     let (status, printed) = desk.run("ann", &["credential", "list"]);
     assert!(status == 1 && printed.contains("403"), "{status}: {printed}");
 }
+
+#[test]
+fn a_server_without_tokens_warns_that_it_checks_none() {
+    let warning = "warning: this server has no tokens in its configuration, so it checks none";
+    let new = ["credential", "new", "--name", "eve", "--role", "viewer"];
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = format!("sqlite:{}", folder.path().join("rules.db").display());
+    let open = Desk::of(&[], &rules, folder, &[]);
+    let printed = open.good("nobody", &new);
+    assert!(printed.contains(warning), "{printed}");
+    let printed = Desk::new().good("dan", &new);
+    assert!(!printed.contains("warning"), "{printed}");
+}
