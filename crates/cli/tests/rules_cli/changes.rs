@@ -384,6 +384,12 @@ fn removals_print_their_diff_and_ask() {
     );
     let (status, printed) = desk.run_at_terminal("ann", &["rules", "rollback", "--to-revision", "0"], b"y\n");
     assert_eq!((status, printed.contains("change 3: applied, revision 3")), (0, true), "{printed}");
+    let (status, printed) = desk.run("ann", &["rules", "rollback", "--to-revision", "99"]);
+    let outside = "to_revision: 99 is outside 0 to 2, the latest revision";
+    assert_eq!((status, printed.contains(outside)), (64, true), "{printed}");
+    let (status, printed) = desk.run("ann", &["rules", "rollback"]);
+    let named = printed.contains("--change") && printed.contains("--to-revision");
+    assert_eq!((status, named), (64, true), "{printed}");
     assert_eq!(desk.json("ann", &["rules", "list"])["rows"], serde_json::json!([]));
     assert_eq!(desk.good("ann", &["rules", "list"]), "revision 3: no rows\n");
 }
