@@ -90,7 +90,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     }
     let client = Client::new(matches)?;
     place.check(&client, matches)?;
-    let answer = ask(&client, "/v1/emergencies", question, matches)?.decided(&[200])?;
+    let answer = ask(&client, "/v1/emergencies", question, matches, None)?.decided(&[200])?;
     tell(matches, &answer.body, |body| {
         let expires = body["emergency"]["expires"].as_str().unwrap_or_default();
         format!("blocked until {expires}: {}", place.words())

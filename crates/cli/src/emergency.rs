@@ -134,7 +134,7 @@ fn declare(matches: &ArgMatches, action: &str) -> CommandResult {
     if let Some(rule) = text("rule") {
         key_values::check(&client, rule, matches)?;
     }
-    let answer = ask(&client, "/v1/emergencies", Value::Object(fields), matches)?.decided(&[200])?;
+    let answer = ask(&client, "/v1/emergencies", Value::Object(fields), matches, None)?.decided(&[200])?;
     tell(matches, &answer.body, |body| {
         let text = |field: &str| body["emergency"][field].as_str().unwrap_or_default();
         format!("emergency {:?} in force until {}: {action}", text("id"), text("expires"))

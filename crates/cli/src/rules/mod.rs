@@ -150,7 +150,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 fn apply(matches: &ArgMatches) -> CommandResult {
     match matches.get_one::<u64>("change") {
         None => make(matches, &operations::read(matches)?),
-        Some(id) => send(&Client::new(matches)?, "/v1/rules/apply", json!({ "change": id }), matches),
+        Some(id) => send(&Client::new(matches)?, "/v1/rules/apply", json!({ "change": id }), matches, None),
     }
 }
 
@@ -166,7 +166,7 @@ fn rollback(matches: &ArgMatches) -> CommandResult {
 fn set_mode(matches: &ArgMatches, mode: &str) -> CommandResult {
     let name = matches.get_one::<String>("name").map_or("", String::as_str);
     let path = format!("/v1/rules/{}/{mode}", segment(name));
-    send(&Client::new(matches)?, &path, with_reason(json!({}), matches), matches)
+    send(&Client::new(matches)?, &path, with_reason(json!({}), matches), matches, None)
 }
 
 fn with_reason(mut question: serde_json::Value, matches: &ArgMatches) -> serde_json::Value {
