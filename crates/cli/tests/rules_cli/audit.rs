@@ -10,6 +10,14 @@ use crate::support::write;
 fn the_audit_is_shown_exported_and_verified() {
     let desk = Desk::new();
     let begun = desk.json("ann", &["audit", "verify"]);
+    let nothing: [(&[&str], &str); 3] = [
+        (&["audit", "show"], "no entries\n"),
+        (&["rules", "history"], "no changes\n"),
+        (&["override", "list"], "no overrides\n"),
+    ];
+    for (command, text) in nothing {
+        assert_eq!(desk.good("ann", command), text);
+    }
     desk.good("ann", &["rules", "apply", &desk.rule(5), "--yes"]);
     let shown = desk.good("ann", &["audit", "show"]);
     assert!(shown.contains(" change.propose ") && shown.contains(" change.apply "), "{shown}");
