@@ -269,7 +269,7 @@ fn print_watch(answer: &Value) -> Result<(), Failure> {
     let watch = &answer["watch"];
     if !watch.is_null() {
         say!("{}", shown(watch_line(watch)))?;
-        say!("an automatic rollback shows in `tidegate rules list`, `tidegate why` and `tidegate status`")?;
+        say!("an automatic rollback shows in `tidegate check`, `rules list`, `status` and `why`")?;
     }
     if let Some(reason) = answer["not_watched"].as_str() {
         say!("not watched: {}", shown(reason))?;
