@@ -78,8 +78,10 @@ fn show(matches: &ArgMatches) -> CommandResult {
     let client = Client::new(matches)?;
     let first = matches.get_one::<u64>("after").copied().unwrap_or_default();
     let mut after = first.to_string();
+    let mut is_empty = true;
     let end = loop {
         let body = client.get("/v1/audit", &[("after", &after), ("limit", PAGE)])?.decided(&[200])?.body;
+        is_empty &= body["entries"].as_array().is_none_or(Vec::is_empty);
         if print_page(&body["entries"], matches.get_flag("json"))? == Reader::Gone {
             return Ok(ExitCode::SUCCESS);
         }
@@ -88,6 +90,9 @@ fn show(matches: &ArgMatches) -> CommandResult {
             None => break body,
         }
     };
+    if is_empty && !matches.get_flag("json") {
+        say!("no entries")?;
+    }
     if matches.get_flag("json") && first == 0 {
         // Without the checkpoint, a truncated export looks like a shorter one. An export without
         // its first entries never verifies anyway.

@@ -1,13 +1,13 @@
 //! `tidegate block` and `tidegate unblock`: emergencies that deny every request.
 
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
 
 use crate::client::{self, Client, segment};
 use crate::emergency::tell;
 use crate::naming::name_of;
 use crate::rules::change::{ask, reason_arg, yes_arg};
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, key_values};
 
 pub(crate) fn command() -> Command {
     Command::new("block")
@@ -30,15 +30,12 @@ pub(crate) fn unblock_command() -> Command {
     Command::new("unblock").about("End a block").args(place_args()).args(client::args())
 }
 
-fn place_args() -> [Arg; 2] {
+fn place_args() -> [Arg; 3] {
+    let [key, verbatim] = key_values::args();
     [
         Arg::new("rule").long("rule").value_name("RULE").help("Rule of the key [default: all rules]"),
-        Arg::new("key")
-            .long("key")
-            .value_name("KEY")
-            .requires("rule")
-            .action(ArgAction::Append)
-            .help("Value or pattern with `*`; repeat it for each part of the rule's key, in order"),
+        key.requires("rule"),
+        verbatim,
     ]
 }
 
@@ -52,8 +49,11 @@ struct BlockTarget<'m> {
 impl<'m> BlockTarget<'m> {
     fn new(matches: &'m ArgMatches) -> Self {
         let rule = matches.get_one::<String>("rule").map(String::as_str);
-        let key = matches.get_many::<String>("key").into_iter().flatten().map(String::as_str).collect();
-        Self { rule, key }
+        Self { rule, key: key_values::values(matches) }
+    }
+
+    fn check(&self, client: &Client, matches: &ArgMatches) -> Result<(), Failure> {
+        self.rule.map_or(Ok(()), |rule| key_values::check(client, rule, matches))
     }
 
     fn id(&self) -> String {
@@ -88,7 +88,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     if !place.key.is_empty() {
         question["key"] = place.key.clone().into();
     }
-    let answer = ask(&Client::new(matches)?, "/v1/emergencies", question, matches)?.decided(&[200])?;
+    let client = Client::new(matches)?;
+    place.check(&client, matches)?;
+    let answer = ask(&client, "/v1/emergencies", question, matches, None)?.decided(&[200])?;
     tell(matches, &answer.body, |body| {
         let expires = body["emergency"]["expires"].as_str().unwrap_or_default();
         format!("blocked until {expires}: {}", place.words())
@@ -97,7 +99,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 
 pub(crate) fn run_unblock(matches: &ArgMatches) -> CommandResult {
     let place = BlockTarget::new(matches);
-    let answer = Client::new(matches)?.delete(&format!("/v1/emergencies/{}", segment(&place.id())))?;
+    let client = Client::new(matches)?;
+    place.check(&client, matches)?;
+    let answer = client.delete(&format!("/v1/emergencies/{}", segment(&place.id())))?;
     if answer.status == 404 {
         return Err(Failure::failed(format!("not blocked: {}", place.words())));
     }

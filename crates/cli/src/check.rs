@@ -77,10 +77,24 @@ struct CheckAnswer {
     denied_by: Option<String>,
     rules_version: String,
     source: String,
-    #[serde(default)]
-    reason: String,
+    reason: Option<String>,
     block: Option<BlockAnswer>,
     rules: Vec<RuleAnswer>,
+    no_rule: Option<NoRuleAnswer>,
+}
+
+/// Why no rule applies.
+#[derive(Deserialize)]
+struct NoRuleAnswer {
+    has_rules: bool,
+    lacking: Vec<LackingAnswer>,
+}
+
+/// A rule, and the dimensions that it needs and the request lacks.
+#[derive(Deserialize)]
+struct LackingAnswer {
+    rule: String,
+    dimensions: Vec<String>,
 }
 
 /// The emergency that blocked the request.
@@ -122,18 +136,34 @@ fn print(check_answer: &CheckAnswer, cost: u64) -> Result<Reader, Failure> {
         None => say!("{decision}")?,
     };
     if check_answer.rules.is_empty() {
-        say!("no rule applies")?;
+        say!("{}", shown(no_rule(check_answer.no_rule.as_ref())))?;
     } else {
         say!("{}", rules_table(&check_answer.rules))?;
     }
     say!("rules {}, decision source: {}", shown(&check_answer.rules_version), shown(&check_answer.source))
 }
 
+/// Why no rule applies.
+fn no_rule(no_rule: Option<&NoRuleAnswer>) -> String {
+    let Some(NoRuleAnswer { has_rules, lacking }) = no_rule else { return "no rule applies".to_owned() };
+    if !has_rules {
+        return "no rule applies: the server has no rules".to_owned();
+    }
+    let needs = |lacking: &LackingAnswer| {
+        let names: Vec<String> = lacking.dimensions.iter().map(|name| format!("{name:?}")).collect();
+        format!("{} needs {}", lacking.rule, names.join(", "))
+    };
+    match lacking.iter().map(needs).collect::<Vec<_>>().join("; ") {
+        needs if needs.is_empty() => "no rule applies".to_owned(),
+        needs => format!("no rule applies: {needs}"),
+    }
+}
+
 /// The reason of a decision. A request that passed by its limits needs none.
 fn reason(check_answer: &CheckAnswer, cost: u64) -> Option<String> {
     let rule = check_answer.denied_by.as_deref();
     let of_rule = rule.map_or_else(String::new, |rule| format!(" of rule {rule:?}"));
-    Some(match (check_answer.reason.as_str(), &check_answer.block, rule) {
+    Some(match (check_answer.reason.as_deref().unwrap_or_default(), &check_answer.block, rule) {
         ("block", Some(BlockAnswer { id, until }), _) => format!("blocked until {until} by emergency {id:?}"),
         ("origin_unreachable", ..) => {
             outage(&check_answer.source, check_answer.decision == "allow", &of_rule)
@@ -284,7 +314,26 @@ mod tests {
         ] {
             assert_eq!(reason(&answer(&fields), 1).as_deref(), Some(expected));
         }
-        assert_eq!(reason(&answer(&json!({ "decision": "allow", "denied_by": null })), 1), None);
+        let allowed = json!({ "decision": "allow", "denied_by": null, "reason": null });
+        assert_eq!(reason(&answer(&allowed), 1), None);
+    }
+
+    #[test]
+    fn a_check_without_rules_names_the_dimensions_that_it_lacks() {
+        let text = |answer: Value| no_rule(NoRuleAnswer::deserialize(answer).ok().as_ref());
+        assert_eq!(
+            text(json!({ "has_rules": false, "lacking": [] })),
+            "no rule applies: the server has no rules"
+        );
+        let lacking = json!([
+            { "rule": "per_user", "dimensions": ["user"] }, { "rule": "per_path", "dimensions": ["ip", "path"] },
+        ]);
+        assert_eq!(
+            text(json!({ "has_rules": true, "lacking": lacking })),
+            "no rule applies: per_user needs \"user\"; per_path needs \"ip\", \"path\""
+        );
+        assert_eq!(text(json!({ "has_rules": true, "lacking": [] })), "no rule applies");
+        assert_eq!(text(Value::Null), "no rule applies");
     }
 
     #[test]

@@ -23,6 +23,9 @@ const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 /// server sooner.
 const ANSWER_TIME_MAX: Duration = Duration::from_mins(1);
 
+/// The beginning of a server's answer for an unknown path.
+const NOTHING_AT: &str = "there is nothing at ";
+
 /// Maximum size of a response, bytes: far above any response of the server.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
@@ -192,6 +195,7 @@ impl Answer {
             self.body.get("detail").and_then(Value::as_str).unwrap_or("the response has no `detail`");
         let hint = match self.status {
             401 | 403 => " (--token, TIDEGATE_TOKEN)",
+            404 if detail.starts_with(NOTHING_AT) => ": is this the admin listener (default 8090)?",
             _ => "",
         };
         let words = format!("the server answered {}: {detail}{hint}", self.status);
@@ -269,6 +273,25 @@ fn unfit(flag: &str, path: &Path, problem: &dyn std::fmt::Display) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_listener_is_suspected_where_a_path_is_missing() {
+        let words = |detail: &str| {
+            let answer = Answer { status: 404, body: serde_json::json!({ "detail": detail }) };
+            answer.decided(&[200]).err().map(|failure| failure.words)
+        };
+        assert_eq!(
+            words("there is nothing at /v1/status").as_deref(),
+            Some(
+                "the server answered 404: there is nothing at /v1/status: is this the admin listener \
+                 (default 8090)?"
+            )
+        );
+        assert_eq!(
+            words("there is no change 7").as_deref(),
+            Some("the server answered 404: there is no change 7")
+        );
+    }
 
     #[test]
     fn an_address_may_omit_the_scheme() {

@@ -10,10 +10,11 @@ use tidegate_server::auth::Role;
 use tidegate_server::timestamp;
 
 use crate::client::{self, Client, segment, text_arg};
+use crate::out::shown;
 use crate::rules::change::print_not_in_force;
 use crate::rules::unexpected;
 use crate::table::{self, cell_text};
-use crate::{CommandResult, expiry};
+use crate::{CommandResult, expiry, style};
 
 pub(crate) fn command() -> Command {
     Command::new("credential")
@@ -118,6 +119,9 @@ fn make(matches: &ArgMatches) -> CommandResult {
         say!("{}\n\nThe token is printed once.", body["token"].as_str().ok_or_else(|| unexpected("token"))?)?;
     }
     print_not_in_force(&body);
+    if let Some(warning) = body["warning"].as_str() {
+        aside!("{} {}", style::paint_aside(style::WARNING, "warning:"), shown(warning));
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,16 +3,16 @@
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command, value_parser};
 use comfy_table::Table;
 use serde_json::{Map, Value, json};
 
-use crate::CommandResult;
 use crate::client::{self, Client, segment, text_arg};
 use crate::out::shown;
 use crate::rules::change::{ask, print_not_in_force, reason_arg, yes_arg};
 use crate::rules::{limit_text, unexpected};
 use crate::table::{self, cell_text};
+use crate::{CommandResult, key_values};
 
 pub(crate) fn command() -> Command {
     let id = || Arg::new("id").value_name("ID").required(true).help("Id of the emergency; see `list`");
@@ -59,15 +59,7 @@ fn declaration(name: &'static str, about: &'static str) -> Command {
     Command::new(name)
         .about(about)
         .arg(text_arg("rule", "RULE", "Rule that it applies to [default: all rules]"))
-        .arg(
-            text_arg(
-                "key",
-                "KEY",
-                "Value or pattern with `*`; repeat it for each part of the rule's key, in order",
-            )
-            .requires("rule")
-            .action(ArgAction::Append),
-        )
+        .args(key_values::args().map(|arg| arg.requires("rule")))
         .arg(text_arg("tenant", "NAME", "Tenant that it applies to [default: all tenants]"))
         .arg(text_arg("id", "ID", "Id; an existing emergency with this id is replaced [default: random]"))
         .arg(for_arg())
@@ -130,7 +122,7 @@ fn declare(matches: &ArgMatches, action: &str) -> CommandResult {
     for id in ["rule", "tenant", "id", "for", "reason"] {
         fields.extend(text(id).map(|text| (id.to_owned(), Value::from(text))));
     }
-    let key: Vec<&String> = matches.get_many("key").into_iter().flatten().collect();
+    let key = key_values::values(matches);
     if !key.is_empty() {
         fields.insert("key".to_owned(), json!(key));
     }
@@ -138,8 +130,11 @@ fn declare(matches: &ArgMatches, action: &str) -> CommandResult {
         fields.insert("limit".to_owned(), json!(matches.get_one::<u64>("limit")));
         fields.insert("period".to_owned(), json!(text("period")));
     }
-    let answer =
-        ask(&Client::new(matches)?, "/v1/emergencies", Value::Object(fields), matches)?.decided(&[200])?;
+    let client = Client::new(matches)?;
+    if let Some(rule) = text("rule") {
+        key_values::check(&client, rule, matches)?;
+    }
+    let answer = ask(&client, "/v1/emergencies", Value::Object(fields), matches, None)?.decided(&[200])?;
     tell(matches, &answer.body, |body| {
         let text = |field: &str| body["emergency"][field].as_str().unwrap_or_default();
         format!("emergency {:?} in force until {}: {action}", text("id"), text("expires"))

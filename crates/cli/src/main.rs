@@ -19,6 +19,7 @@ mod environment;
 mod expiry;
 mod heavy;
 #[cfg(feature = "parquet")]
+mod key_values;
 mod log;
 mod man;
 mod naming;

@@ -2,14 +2,14 @@
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
 
-use crate::client::{self, text_arg};
+use crate::client::{self, Client, text_arg};
 use crate::naming::name_of;
 use crate::rules::change::{confirmed_args, make};
 use crate::rules::show::list_of;
-use crate::{CommandResult, Failure, expiry};
+use crate::{CommandResult, Failure, expiry, key_values};
 
 pub(crate) fn command() -> Command {
     Command::new("override")
@@ -28,18 +28,11 @@ pub(crate) fn command() -> Command {
 }
 
 fn set_command() -> Command {
+    let [key, verbatim] = key_values::args();
     Command::new("set")
         .about("Set another limit for some keys of a rule")
         .arg(text_arg("rule", "RULE", "Rule to override").required(true))
-        .arg(
-            text_arg(
-                "key",
-                "KEY",
-                "Value or pattern with `*`; repeat it for each part of the rule's key, in order",
-            )
-            .required(true)
-            .action(ArgAction::Append),
-        )
+        .args([key.required(true), verbatim])
         .arg(
             text_arg("limit", "N", "Units per period; 0 blocks")
                 .required(true)
@@ -89,9 +82,9 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 fn set(matches: &ArgMatches) -> Result<Value, Failure> {
     let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
     let number = |id: &str| matches.get_one::<u64>(id).copied();
-    let key: Vec<&str> =
-        matches.get_many::<String>("key").into_iter().flatten().map(String::as_str).collect();
+    let key = key_values::values(matches);
     let rule = text("rule").ok_or_else(|| Failure::usage("rule: missing"))?;
+    key_values::check(&Client::new(matches)?, rule, matches)?;
     let name = text("name").map_or_else(|| name_of("", rule, &key), str::to_owned);
     let mut body = Map::new();
     body.insert("rule".to_owned(), rule.into());

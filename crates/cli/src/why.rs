@@ -111,8 +111,7 @@ struct RecordAnswer {
     level: u64,
     retry_ms: Option<u64>,
     source: String,
-    #[serde(default)]
-    reason: String,
+    reason: Option<String>,
     /// End of the emergency in `replaced_by`.
     until_ms: Option<u64>,
     region: String,
@@ -184,7 +183,7 @@ fn sentence(record: &RecordAnswer) -> String {
 fn reason(record: &RecordAnswer) -> String {
     let versions = format!("version {}, rules {}", record.rule_version, or_dash(&record.set_version));
     let rule = format!("(rule {}, {versions})", or_dash(&record.rule));
-    match (record.reason.as_str(), record.replaced_by.as_str()) {
+    match (record.reason.as_deref().unwrap_or_default(), record.replaced_by.as_str()) {
         ("block", id) => {
             let until = record.until_ms.map_or_else(String::new, |ms| format!(" until {}", timestamp(ms)));
             format!("blocked{until} by emergency {id:?} {rule}")
@@ -244,7 +243,7 @@ fn row(record: &RecordAnswer) -> [Cell; 12] {
     [
         text(&record.at),
         table::verdict(&record.verdict),
-        text(&record.reason),
+        text(record.reason.as_deref().unwrap_or("-")),
         text(&record.surface),
         text(or_dash(&record.key)),
         text(or_dash(&record.rule)),
@@ -351,6 +350,13 @@ mod tests {
             let summary_line = summary_line_of("user:42", &json!([record(&fields)]));
             assert!(summary_line.starts_with(expected), "{expected}\n{summary_line}");
         }
+    }
+
+    #[test]
+    fn an_allowed_request_has_no_reason() {
+        let summary_line =
+            summary_line_of("user:42", &json!([record(&json!({ "verdict": "allowed", "reason": null }))]));
+        assert!(summary_line.contains("  allowed  -       check "), "{summary_line}");
     }
 
     #[test]

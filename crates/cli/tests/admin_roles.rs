@@ -102,6 +102,10 @@ fn rules_of_a_file_are_not_changed_here() {
         let body = (method == "POST").then_some(body);
         let reply = send(server.address("admin"), &request(method, &target(path), &[], body));
         assert_eq!(reply.status, 409, "{method} {path}: {}", reply.body);
-        assert!(reply.body.contains("reads its rules from a file"), "{}", reply.body);
+        assert!(reply.body.contains(&format!("rules come from the file {rules}: edit it")), "{}", reply.body);
     }
+    let server = serve(&[]);
+    let reply = send(server.address("admin"), &request("GET", "/v1/rules", &[], None));
+    let detail = "this server has no rules: start it with --rules FILE or --rules sqlite:FILE";
+    assert_eq!((reply.status, reply.body.contains(detail)), (409, true), "{}", reply.body);
 }

@@ -27,7 +27,7 @@ fn problems_of_all_files_are_listed_with_their_lines() {
         "memory: \"much\" is not a size".to_owned(),
         format!("{config}: line 1: workers: "),
         format!("{config}: line 6: tenants[0]: weight: "),
-        format!("rules: {rules}: line 1: rule: not known"),
+        format!("rules: {rules}: line 1: [[rule]]: did you mean [[rules]]?"),
         format!("rules: {rules}: line 7: rules[0].limit: -1 is outside 0 to 4294967295"),
     ];
     let mut rest = complaint.as_str();

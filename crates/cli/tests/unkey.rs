@@ -707,6 +707,9 @@ fn assert_described(document: &Value, schema: &Value, value: &Value) {
 }
 
 fn resolve<'d>(document: &'d Value, schema: &'d Value) -> &'d Value {
+    // A member that may be null is one of its schema and null.
+    let mut schemas = schema["oneOf"].as_array().into_iter().flatten();
+    let schema = schemas.find(|one| one.get("$ref").is_some()).unwrap_or(schema);
     match schema["$ref"].as_str() {
         None => schema,
         Some(reference) => document.pointer(reference.trim_start_matches('#')).expect("it is there"),

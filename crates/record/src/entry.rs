@@ -219,7 +219,8 @@ pub struct DecisionRecord {
     /// Decision source.
     pub source: String,
     /// The reason: `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or
-    /// `shed`.
+    /// `shed`; empty, and null in JSON, if the limits let the request pass.
+    #[serde(serialize_with = "null_if_empty")]
     pub reason: String,
     /// When the emergency in force ends, in milliseconds since the Unix epoch; `None` without one.
     pub until_ms: Option<u64>,
@@ -234,6 +235,10 @@ pub struct DecisionRecord {
     pub dimensions: Vec<(String, String)>,
     /// Whether some of them were left out, because they are too long.
     pub dimensions_cut: bool,
+}
+
+fn null_if_empty<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    if text.is_empty() { serializer.serialize_none() } else { serializer.serialize_some(text) }
 }
 
 impl DecisionEntry<'_> {

@@ -483,7 +483,7 @@ impl OrderedRules {
             RuleLookup::At(at) => Some(at),
             RuleLookup::Faulty => None,
             RuleLookup::Unknown => {
-                fields.problem("rule", format_args!("there is none called {name:?}"));
+                fields.problem("rule", format_args!("there is no rule {name:?}"));
                 None
             }
         }

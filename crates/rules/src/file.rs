@@ -11,13 +11,19 @@ use crate::set::RuleSet;
 /// The largest rules file.
 pub const FILE_BYTES_MAX: usize = 16 << 20;
 
+/// The lists of a file, and their names in the singular, which are not known.
+const LISTS: [(&str, &str); 3] = [("templates", "template"), ("rules", "rule"), ("overrides", "override")];
+
 /// The rows of a file, and the dimension that selects the placement of its requests.
 struct Rows {
-    templates: Vec<Value>,
-    rules: Vec<Value>,
-    overrides: Vec<Value>,
+    templates: Vec<PlacedRow>,
+    rules: Vec<PlacedRow>,
+    overrides: Vec<PlacedRow>,
     placement: Option<Value>,
 }
+
+/// A row and its place in the file.
+type PlacedRow = (RowPlace<'static>, Value);
 
 /// The set of a file, or all that is wrong with it, each problem with its line.
 pub(crate) fn parse(text: &str, version: String) -> Result<RuleSet, Problems> {
@@ -40,16 +46,16 @@ fn compile(file: Table, version: String) -> Result<RuleSet, Problems> {
     if let Some(placement) = rows.placement {
         compiler.placement(placement);
     }
-    for (at, row) in rows.templates.into_iter().enumerate() {
-        compiler.template(&RowPlace::Row("templates", at), row);
+    for (place, row) in rows.templates {
+        compiler.template(&place, row);
     }
-    for (at, row) in rows.rules.into_iter().enumerate() {
-        compiler.rule(&RowPlace::Row("rules", at), row);
+    for (place, row) in rows.rules {
+        compiler.rule(&place, row);
     }
     let mut compiler = compiler.ordered(TieBreak::AsGiven, rows.overrides.len());
-    for (at, row) in rows.overrides.into_iter().enumerate() {
+    for (place, row) in rows.overrides {
         // Time 0, so that no override has expired: each lookup checks the expiry.
-        compiler.take_override(&RowPlace::Row("overrides", at), row, FILE_VERSION, 0);
+        compiler.take_override(&place, row, FILE_VERSION, 0);
     }
     match compiler.finish(version) {
         Ok(set) if problems.is_empty() => Ok(set),
@@ -64,24 +70,38 @@ fn compile(file: Table, version: String) -> Result<RuleSet, Problems> {
 fn rows_of(mut file: Table) -> (Rows, Vec<String>) {
     let mut problems = Vec::new();
     // An empty file is more often one that is being written than one that was meant.
-    if !file.contains_key("rules") {
+    if !file.contains_key("rules") && !file.contains_key("rule") {
         problems.push("rules: missing; write `rules = []` for a file without rules".to_owned());
     }
-    let mut list = |field: &str| match file.remove(field) {
-        None => Vec::new(),
-        Some(Value::Array(rows)) => rows,
-        Some(other) => {
-            problems.push(format!("{field}: {} is not a list of {field}", kind_of(&other)));
-            Vec::new()
-        }
-    };
-    let (templates, rules, overrides) = (list("templates"), list("rules"), list("overrides"));
+    let [templates, rules, overrides] = LISTS.map(|(list, singular)| {
+        let mut placed = match file.remove(list) {
+            None => Vec::new(),
+            Some(Value::Array(rows)) => placed_in(list, rows),
+            Some(other) => {
+                problems.push(format!("{list}: {} is not a list of {list}", kind_of(&other)));
+                Vec::new()
+            }
+        };
+        // Their fields are checked too, so that the next look at the file is not for those.
+        let (header, misnamed) = match file.remove(singular) {
+            None => return placed,
+            Some(Value::Array(rows)) => (format!("[[{singular}]]"), rows),
+            Some(row) => (format!("[{singular}]"), vec![row]),
+        };
+        problems.push(format!("{header}: did you mean [[{list}]]?"));
+        placed.extend(placed_in(singular, misnamed));
+        placed
+    });
     let placement = file.remove("placement");
     let unknown = |field: &String| {
         format!("{field}: not known; a rules file has [[rules]], [[templates]], [[overrides]] and placement")
     };
     problems.extend(file.keys().map(unknown));
     (Rows { templates, rules, overrides, placement }, problems)
+}
+
+fn placed_in(list: &'static str, rows: Vec<Value>) -> Vec<PlacedRow> {
+    rows.into_iter().enumerate().map(|(at, row)| (RowPlace::Row(list, at), row)).collect()
 }
 
 #[cfg(test)]
@@ -106,14 +126,28 @@ mod tests {
 
     #[test]
     fn unknown_table_hides_no_other_problem() {
-        let text = "[[rule]]\nname = 'a'\n\n[[rules]]\nname = 'b'\nkey = []\nlimit = -1\nperiod = '1s'\n";
+        let text = "[[limits]]\nname = 'a'\n\n[[rules]]\nname = 'b'\nkey = []\nlimit = -1\nperiod = '1s'\n";
         let found = RuleSet::parse(text).expect_err("has problems").0;
         let known = "a rules file has [[rules]], [[templates]], [[overrides]] and placement";
         let expected = [
-            format!("line 1: rule: not known; {known}"),
+            format!("line 1: limits: not known; {known}"),
             "line 7: rules[0].limit: -1 is outside 0 to 4294967295".to_owned(),
         ];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_list_in_the_singular_is_named_and_checked() {
+        let text = "[[rule]]\nname = 'a'\nkey = ['user']\nlimit = -1\nperiod = '1s'\n\
+                    [[overrides]]\nname = 'o'\nrule = 'a'\nkey = ['x']\nlimit = 2\n";
+        let found = RuleSet::parse(text).expect_err("has problems").0;
+        let expected = [
+            "line 1: [[rule]]: did you mean [[rules]]?",
+            "line 4: rule[0].limit: -1 is outside 0 to 4294967295",
+        ];
+        assert_eq!(found, expected);
+        let found = RuleSet::parse(&text.replace("-1", "1")).expect_err("has a problem").0;
+        assert_eq!(found, expected[..1]);
     }
 
     #[test]
@@ -457,10 +491,8 @@ mod tests {
     fn a_file_that_is_not_a_set_of_rules_is_refused() {
         assert!(problems("rules = 3")[0].contains("not a list of rules"));
         let found = problems("[rule]\nname = 1");
-        assert!(
-            found[0].starts_with("rules: missing") && found[1].starts_with("rule: not known"),
-            "{found:?}"
-        );
+        assert_eq!(found[0], "[rule]: did you mean [[rules]]?", "{found:?}");
+        assert!(found[1].starts_with("rule[0].name: "), "{found:?}");
         assert!(problems("")[0].starts_with("rules: missing"));
         assert_eq!(RuleSet::parse("rules = []").map(|set| set.rules().len()), Ok(0));
         let twice = "[[rules]]\nname='a'\nkey=[]\nlimit=1\nperiod='1s'\n".repeat(2);

@@ -79,7 +79,8 @@ impl<'t> TomlLines<'t> {
     /// Returns the line of the key or row that a problem begins with; `None` if the text has no
     /// part of its path.
     pub fn line_of(&self, problem: &str) -> Option<usize> {
-        in_table(self.root.get_ref(), problem).map(|span| self.line_at(span.start))
+        // A problem of a table's header begins with it, such as `[[rule]]: `.
+        in_table(self.root.get_ref(), problem.trim_start_matches('[')).map(|span| self.line_at(span.start))
     }
 
     fn line_at(&self, offset: usize) -> usize {
@@ -101,7 +102,7 @@ impl<'t> TomlLines<'t> {
 /// dots, so the longest key that fits is meant.
 fn in_table(table: &DeTable<'_>, path: &str) -> Option<Range<usize>> {
     let fits = |key: &str| {
-        path.strip_prefix(key).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[', ':']))
+        path.strip_prefix(key).filter(|rest| rest.is_empty() || rest.starts_with(['.', '[', ':', ']']))
     };
     let keys = table.iter().filter_map(|(key, value)| Some((key, value, fits(key.get_ref())?)));
     let (key, value, rest) = keys.min_by_key(|(_, _, rest)| rest.len())?;

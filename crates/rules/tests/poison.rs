@@ -145,7 +145,7 @@ fn invalid_template_is_reported_once_and_not_per_rule() {
 fn invalid_override_is_reported_by_name_and_field() {
     let right = r#""rule":"good","key":["/a","alice"]"#;
     let cases = [
-        (r#""rule":"gone","key":["a"],"limit":1"#.to_owned(), ".rule: there is none called \"gone\""),
+        (r#""rule":"gone","key":["a"],"limit":1"#.to_owned(), ".rule: there is no rule \"gone\""),
         (r#""key":["a"],"limit":1"#.to_owned(), ".rule: missing"),
         (r#""rule":"good","limit":1"#.to_owned(), ".key: missing"),
         (
@@ -382,7 +382,7 @@ fn invalid_emergency_is_reported_by_id_and_field() {
         (r#""action":"panic""#, ".action: \"panic\" is none of \"block\", \"allow\", \"limit\""),
         (r#""action":"limit","period":"1s""#, ".limit: missing"),
         (r#""action":"limit","limit":1"#, ".period: missing"),
-        (r#""action":"block","rule":"gone""#, ".rule: there is none called \"gone\""),
+        (r#""action":"block","rule":"gone""#, ".rule: there is no rule \"gone\""),
         (
             r#""action":"block","rule":"good","key":["a"]"#,
             ".key: 1 parts, but the key of rule \"good\" has 2",

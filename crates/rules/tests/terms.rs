@@ -179,7 +179,7 @@ fn other_emergencies_are_put_before_a_set_that_stays() {
     assert_eq!(in_force(&before, "b", 0), [(0, Mode::Enforce, Some("e")); 2], "the earlier set is unchanged");
     assert_eq!(in_force(&after.with_emergencies(4, &[], 0).expect("good"), "a", 0), usual);
     for (body, problem) in [
-        (r#"{"action":"block","rule":"none"}"#, "emergencies[\"e\"].rule: there is none called \"none\""),
+        (r#"{"action":"block","rule":"none"}"#, "emergencies[\"e\"].rule: there is no rule \"none\""),
         (r#"{"action":"block","rule":"calls","key":[]}"#, "emergencies[\"e\"].key: "),
         (r#"{"action":"stop"}"#, "emergencies[\"e\"].action: "),
         ("[]", "emergencies[\"e\"]: "),

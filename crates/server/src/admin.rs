@@ -125,10 +125,15 @@ fn metrics(req: &HttpRequest<'_>) -> AdminResult {
 
 /// The store of this server, if its rules are in one.
 fn control<'a>(req: &'a HttpRequest<'_>) -> Result<&'a Arc<Control>, Problem> {
-    let file = "rules: this server reads its rules from a file, which is changed where it is; start it with `--rules \
-                sqlite:FILE` or `--rules postgres://...` for rules that are changed here";
     let missing = || match &req.shared.rules.location {
-        None | Some(RulesLocation::File(_)) => Problem::new(StatusCode::CONFLICT, file),
+        None => {
+            let none = "this server has no rules: start it with --rules FILE or --rules sqlite:FILE";
+            Problem::new(StatusCode::CONFLICT, none)
+        }
+        Some(RulesLocation::File(path)) => {
+            let file = format!("rules come from the file {}: edit it", path.display());
+            Problem::new(StatusCode::CONFLICT, file)
+        }
         Some(RulesLocation::Store(address)) => {
             let gone = format!("rules: {address} was not there since the server started; it is looked for");
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, gone)

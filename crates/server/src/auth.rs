@@ -200,7 +200,7 @@ impl Credentials {
         Ok(())
     }
 
-    /// Whether the server is open to every caller, because it has no tokens.
+    /// Whether the server is open to every caller, because its configuration has no tokens.
     pub fn is_open(&self) -> bool {
         self.known.is_empty()
     }

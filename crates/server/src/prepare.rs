@@ -21,7 +21,8 @@ pub struct PreparedServer {
 impl PreparedServer {
     /// Returns the address of the origin, without credentials; `none` without an origin.
     pub fn origin(&self) -> String {
-        self.config.region.origin.address().unwrap_or_else(|| "none".to_owned())
+        let address = self.config.region.origin.address();
+        address.map_or_else(|| "none".to_owned(), |address| format!("{address} (not contacted)"))
     }
 
     /// Reads the files of the configuration; `problems` are those of the configuration itself.

@@ -33,6 +33,12 @@ impl DecisionReason {
         }
     }
 
+    /// Returns the reason as answers and records have it. A request that its limits let pass has
+    /// none.
+    pub(crate) fn unless_passed(self, is_allowed: bool) -> Option<&'static str> {
+        (!is_allowed || self != Self::Limit).then(|| self.as_str())
+    }
+
     /// Returns the reason of a decision with this source. Without the reply of the origin or of the
     /// owner region, the fallback decided.
     pub(crate) fn of(source: DecisionSource, missing_reply: Option<MissingReply>) -> Self {
@@ -61,5 +67,12 @@ mod tests {
         assert_eq!(reason(DecisionSource::Shed, None), "shed");
         assert_eq!(DecisionSource::Shed.as_str(), tidegate_record::SHED_SOURCE, "back-tests skip these");
         assert_eq!(reason(DecisionSource::Closed, Some(MissingReply::Owner)), "owner_unreachable");
+    }
+
+    #[test]
+    fn limits_are_no_reason_to_pass() {
+        assert_eq!(DecisionReason::Limit.unless_passed(true), None);
+        assert_eq!(DecisionReason::Limit.unless_passed(false), Some("limit"));
+        assert_eq!(DecisionReason::OriginUnreachable.unless_passed(true), Some("origin_unreachable"));
     }
 }

@@ -251,7 +251,7 @@ fn policy(rule: &Rule) -> RegionPolicy {
 
 /// The text of a file of at most `most` bytes.
 pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
-    let problem = |error: std::io::Error| format!("{}: {error}", path.display());
+    let problem = |error: std::io::Error| format!("{}: {error}{}", path.display(), store_hint(path, &error));
     let mut text = String::new();
     // One byte above the maximum proves that the file is too long. The length of a pipe is unknown.
     let file = std::fs::File::open(path).map_err(problem)?;
@@ -260,6 +260,16 @@ pub(crate) fn read_text(path: &Path, most: usize) -> Result<String, String> {
         return Err(format!("{}: more than {most} bytes", path.display()));
     }
     Ok(text)
+}
+
+/// Names the address of a store, if a missing file has the name of one.
+fn store_hint(path: &Path, error: &std::io::Error) -> String {
+    let is_database = path.extension().is_some_and(|extension| extension == "db" || extension == "sqlite");
+    if is_database && error.kind() == std::io::ErrorKind::NotFound {
+        format!("; for a store write sqlite:{}", path.display())
+    } else {
+        String::new()
+    }
 }
 
 #[cfg(test)]
@@ -277,6 +287,14 @@ mod tests {
     use crate::pipeline::rules::RulesError;
 
     const STARTED_MS: u64 = 1_800_000_000_000;
+
+    #[test]
+    fn a_missing_database_is_named_as_a_store() {
+        let problem = |path: &str| read_text(Path::new(path), 1).expect_err("is missing");
+        let database = problem("/nowhere/rules.db");
+        assert!(database.ends_with("; for a store write sqlite:/nowhere/rules.db"), "{database}");
+        assert!(!problem("/nowhere/rules.toml").contains("sqlite"));
+    }
 
     fn server() -> (Arc<ManualClock>, Shared) {
         let clock = Arc::new(ManualClock::new());

@@ -68,7 +68,12 @@ fn from_files(files: &TlsFiles) -> Result<ServerConfig, Vec<String>> {
         None => builder.with_no_client_auth(),
         Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
-    builder.with_single_cert(chain, key).map_err(wrong)
+    builder.with_single_cert(chain, key).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            vec![format!("tls_key: {}: tls_key does not belong to tls_cert", files.key.display())]
+        }
+        error => wrong(error),
+    })
 }
 
 fn client_verifier(

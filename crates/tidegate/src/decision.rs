@@ -59,6 +59,15 @@ impl<'g> Outcome<'g> {
         Duration::from_micros(self.answer.verdict.reset_after_us())
     }
 
+    /// States when a limit of 0 ends. A denial by it then has a retry time; any other outcome
+    /// stays.
+    pub fn ending_after(mut self, ends_us: u64) -> Self {
+        if let Verdict::Deny { retry: retry @ Retry::Blocked, .. } = &mut self.answer.verdict {
+            *retry = Retry::After(ends_us);
+        }
+        self
+    }
+
     /// Returns the time until the same request would pass; `None` if it passed, or never will.
     pub fn retry_after(&self) -> Option<Duration> {
         self.answer.verdict.retry().and_then(Retry::after_us).map(Duration::from_micros)
@@ -92,6 +101,13 @@ impl<'g> Outcomes<'g> {
             Self::Many(outcomes) => outcomes,
         }
     }
+
+    fn as_mut_slice(&mut self) -> &mut [Outcome<'g>] {
+        match self {
+            Self::Few(outcomes) => outcomes,
+            Self::Many(outcomes) => outcomes,
+        }
+    }
 }
 
 impl<'g> From<Outcome<'g>> for Decision<'g> {
@@ -120,6 +136,16 @@ impl<'g> Decision<'g> {
     /// Returns the time until the same request would pass; `None` if it passed, or never will.
     pub fn retry_after(&self) -> Option<Duration> {
         self.denied_by().and_then(Outcome::retry_after)
+    }
+
+    /// States when each limit ends, in the order of the checks. See [`Outcome::ending_after`].
+    pub fn ending_after(mut self, ends_us: impl IntoIterator<Item = Option<u64>>) -> Self {
+        for (outcome, ends_us) in self.outcomes.as_mut_slice().iter_mut().zip(ends_us) {
+            if let Some(ends_us) = ends_us {
+                *outcome = outcome.ending_after(ends_us);
+            }
+        }
+        self
     }
 
     /// Returns the outcome of each limit, in the order of the checks.

@@ -1,5 +1,6 @@
 //! Changes: plans them, asks for confirmation if they deny many requests, and applies them.
 
+use std::fmt;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
@@ -72,32 +73,63 @@ pub(super) fn roll_back(matches: &ArgMatches, target: &Value) -> CommandResult {
 fn plan_and_send(matches: &ArgMatches, planned: &Value, path: &str, mut question: Value) -> CommandResult {
     let client = Client::new(matches)?;
     let plan = request_plan(&client, planned)?;
-    if !matches.get_flag("json") {
+    let is_printed = !matches.get_flag("json");
+    if is_printed {
         print_plan(&plan)?;
     }
     // A change since the plan was shown causes a conflict.
     question["base_revision"] = plan["base_revision"].clone();
     question["reason"] = matches.get_one::<String>("reason").map_or("", String::as_str).into();
+    let removal = removal(&plan);
+    let short = removal.as_ref().map_or_else(|| "Apply?".to_owned(), Removal::question);
+    // The printed plan has the effect, so the question does not repeat it.
+    let short = is_printed.then_some(short);
     // The server asks about the removal of a rule itself. An override is as easy to mistype.
     if !matches.get_flag("yes")
         && plan["effect"]["needs"] == "nothing"
-        && let Some(question) = removal(&plan)
+        && let Some(removal) = removal
     {
-        confirm(&question)?;
+        confirm(&removal.to_string(), short.as_deref())?;
     }
-    send(&client, path, question, matches)
+    // A server that asks against its plan has measured again, and its reason is new.
+    let short = short.filter(|_| plan["effect"]["needs"] != "nothing");
+    send(&client, path, question, matches, short.as_deref())
+}
+
+/// The rows that a plan deletes, or the changes that it undoes.
+enum Removal {
+    Rows(String),
+    Changes(String),
+}
+
+impl Removal {
+    fn question(&self) -> String {
+        match self {
+            Self::Rows(names) => format!("Remove {names}?"),
+            Self::Changes(names) => format!("Undo {names}?"),
+        }
+    }
+}
+
+impl fmt::Display for Removal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rows(names) => write!(f, "the change deletes {names}"),
+            Self::Changes(names) => write!(f, "the rollback undoes {names}"),
+        }
+    }
 }
 
 /// Names the rows that a plan deletes, or the changes that it undoes.
-fn removal(plan: &Value) -> Option<String> {
+fn removal(plan: &Value) -> Option<Removal> {
     let deleted = list(&plan["diff"]).iter().filter(|row| row["does"] == "delete");
     let deleted: Vec<String> =
         deleted.map(|row| format!("{} {}", row["kind"].as_str().unwrap_or("row"), row["name"])).collect();
     if !deleted.is_empty() {
-        return Some(format!("the change deletes {}", first_of(&deleted)));
+        return Some(Removal::Rows(first_of(&deleted)));
     }
     let undone: Vec<String> = list(&plan["undoes"]).iter().map(|id| format!("change {id}")).collect();
-    (!undone.is_empty()).then(|| format!("the rollback undoes {}", first_of(&undone)))
+    (!undone.is_empty()).then(|| Removal::Changes(first_of(&undone)))
 }
 
 /// Joins the first names, and counts the others.
@@ -112,11 +144,13 @@ fn list(value: &Value) -> &[Value] {
 }
 
 /// Sends a request. If the server asks for confirmation and the user confirms, sends it again.
+/// `short` is the question after a printed plan. Otherwise the question has the server's reason.
 pub(crate) fn ask(
     client: &Client,
     path: &str,
     mut question: Value,
     matches: &ArgMatches,
+    short: Option<&str>,
 ) -> Result<Answer, Failure> {
     question["confirmed"] = matches.get_flag("yes").into();
     let answer = client.post(path, &question)?;
@@ -125,14 +159,20 @@ pub(crate) fn ask(
     let Some(asks) = asks else { return Ok(answer) };
     // The last part of the text explains how to confirm in JSON.
     let words = asks.trim_start_matches(ASKS);
-    confirm(words.rsplit_once(';').map_or(words, |(words, _)| words))?;
+    confirm(words.rsplit_once(';').map_or(words, |(words, _)| words), short)?;
     question["confirmed"] = true.into();
     client.post(path, &question)
 }
 
 /// Requests a change, and prints the outcome.
-pub(crate) fn send(client: &Client, path: &str, question: Value, matches: &ArgMatches) -> CommandResult {
-    let answer = ask(client, path, question, matches)?.decided(&[200, 202])?;
+pub(crate) fn send(
+    client: &Client,
+    path: &str,
+    question: Value,
+    matches: &ArgMatches,
+    short: Option<&str>,
+) -> CommandResult {
+    let answer = ask(client, path, question, matches, short)?.decided(&[200, 202])?;
     let change = &answer.body["change"];
     if matches.get_flag("json") {
         say!("{}", answer.body)?;
@@ -164,11 +204,12 @@ pub(crate) fn print_not_in_force(answer: &Value) {
 }
 
 /// Asks the user at the terminal to confirm. Without a terminal, nothing is confirmed.
-fn confirm(question: &str) -> Result<(), Failure> {
+fn confirm(reason: &str, short: Option<&str>) -> Result<(), Failure> {
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::failed(format!("not applied: {question}; confirm with --yes")));
+        return Err(Failure::failed(format!("not applied: {reason}; confirm with --yes")));
     }
-    out::ask(&format!("{}. Continue? [y/N] ", shown(question)))?;
+    let question = short.map_or_else(|| format!("{}. Continue?", shown(reason)), shown);
+    out::ask(&format!("{question} [y/N] "))?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(Failure::failed)?;
     if matches!(line.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::failed("not applied")) }
@@ -228,7 +269,7 @@ fn print_watch(answer: &Value) -> Result<(), Failure> {
     let watch = &answer["watch"];
     if !watch.is_null() {
         say!("{}", shown(watch_line(watch)))?;
-        say!("an automatic rollback shows in `tidegate rules list`, `tidegate why` and `tidegate status`")?;
+        say!("an automatic rollback shows in `tidegate check`, `rules list`, `status` and `why`")?;
     }
     if let Some(reason) = answer["not_watched"].as_str() {
         say!("not watched: {}", shown(reason))?;
@@ -315,10 +356,17 @@ mod tests {
             let row = json!({ "does": does, "kind": "override", "name": "vip" });
             removal(&json!({ "diff": [row], "undoes": undoes }))
         };
-        assert_eq!(plan("update", json!([])), None);
-        assert_eq!(plan("delete", json!([])).as_deref(), Some("the change deletes override \"vip\""));
-        assert_eq!(plan("update", json!([7])).as_deref(), Some("the rollback undoes change 7"));
-        let many = plan("update", json!([1, 2, 3, 4, 5, 6, 7])).expect("a question");
+        let texts = |does: &str, undoes: Value| {
+            plan(does, undoes).map(|removal| (removal.to_string(), removal.question()))
+        };
+        let of = |reason: &str, question: &str| Some((reason.to_owned(), question.to_owned()));
+        assert_eq!(texts("update", json!([])), None);
+        assert_eq!(
+            texts("delete", json!([])),
+            of("the change deletes override \"vip\"", "Remove override \"vip\"?")
+        );
+        assert_eq!(texts("update", json!([7])), of("the rollback undoes change 7", "Undo change 7?"));
+        let (many, _) = texts("update", json!([1, 2, 3, 4, 5, 6, 7])).expect("a question");
         assert!(many.ends_with("change 4, change 5 and 2 more"), "{many}");
     }
 }

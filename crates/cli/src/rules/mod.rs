@@ -13,7 +13,7 @@ pub(crate) use validate::read;
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::json;
 
 use crate::client::{self, Client, segment};
@@ -106,8 +106,6 @@ fn rollback_command() -> Command {
                 .long("change")
                 .value_name("CHANGE")
                 .value_parser(value_parser!(u64))
-                .required_unless_present("to_revision")
-                .conflicts_with("to_revision")
                 .help("Number of the change to undo"),
         )
         .arg(
@@ -117,6 +115,7 @@ fn rollback_command() -> Command {
                 .value_parser(value_parser!(u64))
                 .help("Undo all changes after this revision; 0 removes all rows"),
         )
+        .group(ArgGroup::new("extent").args(["change", "to_revision"]).required(true))
         .args(confirmed_args())
         .args(client::args())
 }
@@ -151,7 +150,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
 fn apply(matches: &ArgMatches) -> CommandResult {
     match matches.get_one::<u64>("change") {
         None => make(matches, &operations::read(matches)?),
-        Some(id) => send(&Client::new(matches)?, "/v1/rules/apply", json!({ "change": id }), matches),
+        Some(id) => send(&Client::new(matches)?, "/v1/rules/apply", json!({ "change": id }), matches, None),
     }
 }
 
@@ -167,7 +166,7 @@ fn rollback(matches: &ArgMatches) -> CommandResult {
 fn set_mode(matches: &ArgMatches, mode: &str) -> CommandResult {
     let name = matches.get_one::<String>("name").map_or("", String::as_str);
     let path = format!("/v1/rules/{}/{mode}", segment(name));
-    send(&Client::new(matches)?, &path, with_reason(json!({}), matches), matches)
+    send(&Client::new(matches)?, &path, with_reason(json!({}), matches), matches, None)
 }
 
 fn with_reason(mut question: serde_json::Value, matches: &ArgMatches) -> serde_json::Value {

@@ -62,10 +62,11 @@ fn of_file(path: &str) -> Result<Vec<Value>, String> {
                 .push(put(kind, row).ok_or_else(|| format!("{list}[{at}].name: missing, or not a string"))?);
         }
     }
-    match table.keys().next() {
-        None => Ok(operations),
-        Some(other) => Err(format!("{other}: a rule store has only templates, rules and overrides")),
-    }
+    let Some(other) = table.keys().next() else { return Ok(operations) };
+    Err(match LISTS.iter().find(|(_, kind)| kind == other) {
+        Some((list, _)) => format!("[[{other}]]: did you mean [[{list}]]?"),
+        None => format!("{other}: a rule store has only templates, rules and overrides"),
+    })
 }
 
 /// The store counts versions itself.

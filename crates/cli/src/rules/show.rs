@@ -54,7 +54,7 @@ pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>, as_file: bool) -
             if as_file {
                 print_file(&rows)?;
             } else {
-                print_rows(matches, &answer, &rows)?;
+                print_rows(matches, &answer, &rows, kind)?;
             }
             if !matches.get_flag("json") {
                 notice::print_rollback(&answer["last_automatic_rollback"], &answer["revision"]);
@@ -85,7 +85,12 @@ fn written(row: &Value) -> Result<toml::Value, toml::ser::Error> {
     toml::Value::try_from(body)
 }
 
-fn print_rows(matches: &ArgMatches, answer: &Value, rows: &[Value]) -> Result<Reader, Failure> {
+fn print_rows(
+    matches: &ArgMatches,
+    answer: &Value,
+    rows: &[Value],
+    kind: Option<&str>,
+) -> Result<Reader, Failure> {
     let revision = &answer["revision"];
     if matches.get_flag("json") {
         let rollback = &answer["last_automatic_rollback"];
@@ -93,6 +98,9 @@ fn print_rows(matches: &ArgMatches, answer: &Value, rows: &[Value]) -> Result<Re
             "{}",
             json!({ "revision": revision, "rows": rows, "last_automatic_rollback": rollback })
         );
+    }
+    if let Some(kind) = kind.filter(|_| rows.is_empty()) {
+        return say!("no {kind}s");
     }
     for table in listing::tables(rows) {
         say!("{table}\n")?;
@@ -135,6 +143,7 @@ pub(super) fn history(matches: &ArgMatches) -> CommandResult {
     }
     match body["changes"].as_array() {
         None => change::print_whole(&body)?,
+        Some(changes) if changes.is_empty() => drop(say!("no changes")?),
         Some(changes) => {
             for change in changes {
                 change::print_change(change)?;

@@ -134,7 +134,7 @@ fn tls_files_that_are_wrong_are_named() {
     let wrong = [
         (["--tls-cert", &cert, "--tls-key", "/nowhere.pem"], "tls_key: /nowhere.pem: "),
         (["--tls-cert", "/nowhere.pem", "--tls-key", &key], "tls_cert: /nowhere.pem: "),
-        (["--tls-cert", &cert, "--tls-key", &key], "tls_cert: "),
+        (["--tls-cert", &cert, "--tls-key", &key], ": tls_key does not belong to tls_cert"),
     ];
     for (flags, words) in wrong {
         let output = tidegate(&[&["serve", "--check-config", "--data-dir", "none"], &flags[..]].concat());

@@ -112,7 +112,8 @@ fn check_prints_text_or_json_and_sets_its_exit_status() {
     assert_eq!(status(&check(&["--cost", "0"])), 0, "a look costs nothing and is always allowed");
 
     let other = tidegate(&["check", "plan=free", "--server", &url]);
-    assert_eq!((status(&other), stdout(&other).contains("no rule applies")), (0, true), "{other:?}");
+    let needs = "no rule applies: per_user needs \"user\"\n";
+    assert_eq!((status(&other), stdout(&other).contains(needs)), (0, true), "{other:?}");
     let wrong = tidegate(&["check", "us er=x", "--server", &url]);
     assert_eq!(status(&wrong), 64, "{wrong:?}");
     assert!(stderr(&wrong).contains("the server answered 400: dimensions"), "{wrong:?}");

@@ -32,9 +32,17 @@ fn block_has_its_name_and_its_end() {
     let block = json!({ "id": "attack", "until": emergency["expires"], "until_ms": emergency["expires_ms"] });
     assert_eq!(blocked["block"], block);
     assert_eq!(blocked["rules"][0]["emergency_until_ms"], emergency["expires_ms"]);
+    let rule = &blocked["rules"][0];
+    let wait_ms = rule["retry_after_ms"].as_u64().expect("the time until the block ends");
+    assert!((1..=600_000).contains(&wait_ms) && rule["never"] == false, "{rule}");
+    let deny_429 = r#"{"dimensions":{"user":"mallory"},"deny_status":429}"#;
+    let reply = send(server.address("http"), &request("POST", "/v1/check", &[], Some(deny_429)));
+    let header: Option<u64> = reply.header("retry-after").and_then(|text| text.parse().ok());
+    assert_eq!((reply.status, header.is_some_and(|s| (1..=600).contains(&s))), (429, true), "{header:?}");
     let limited: Vec<Value> = (0..3).map(|_| decision(&server, "bob")).collect();
     assert_eq!((&limited[2]["decision"], &limited[2]["reason"]), (&json!("deny"), &json!("limit")));
     assert!(limited.iter().all(|answer| answer["block"].is_null()), "{limited:?}");
+    assert_eq!(limited[0]["reason"], Value::Null, "a request that passes needs no reason");
 
     let why = |key: &str| ask(&server, "GET", &format!("/v1/why?key={key}"), None);
     for (key, reason, until_ms) in

@@ -10,6 +10,14 @@ use crate::support::write;
 fn the_audit_is_shown_exported_and_verified() {
     let desk = Desk::new();
     let begun = desk.json("ann", &["audit", "verify"]);
+    let nothing: [(&[&str], &str); 3] = [
+        (&["audit", "show"], "no entries\n"),
+        (&["rules", "history"], "no changes\n"),
+        (&["override", "list"], "no overrides\n"),
+    ];
+    for (command, text) in nothing {
+        assert_eq!(desk.good("ann", command), text);
+    }
     desk.good("ann", &["rules", "apply", &desk.rule(5), "--yes"]);
     let shown = desk.good("ann", &["audit", "show"]);
     assert!(shown.contains(" change.propose ") && shown.contains(" change.apply "), "{shown}");
@@ -107,4 +115,17 @@ fn credentials_are_made_used_listed_and_revoked() {
     assert!(status == 1 && printed.contains("401"), "{status}: {printed}");
     let (status, printed) = desk.run("ann", &["credential", "list"]);
     assert!(status == 1 && printed.contains("403"), "{status}: {printed}");
+}
+
+#[test]
+fn a_server_without_tokens_warns_that_it_checks_none() {
+    let warning = "warning: this server has no tokens in its configuration, so it checks none";
+    let new = ["credential", "new", "--name", "eve", "--role", "viewer"];
+    let folder = tempfile::tempdir().expect("a folder");
+    let rules = format!("sqlite:{}", folder.path().join("rules.db").display());
+    let open = Desk::of(&[], &rules, folder, &[]);
+    let printed = open.good("nobody", &new);
+    assert!(printed.contains(warning), "{printed}");
+    let printed = Desk::new().good("dan", &new);
+    assert!(!printed.contains("warning"), "{printed}");
 }

@@ -338,7 +338,7 @@ fn terminal_user_is_asked_for_confirmation() {
     for no in [b"n\n".as_slice(), b"\n", b"nothing of the sort\n", CONTROL_D] {
         let (status, printed) = desk.run_at_terminal("ann", &apply, no);
         assert_eq!(status, 1, "{no:?}: {printed}");
-        assert!(printed.contains("Continue? [y/N]") && printed.contains("error: not applied"), "{printed}");
+        assert!(printed.contains("\nApply? [y/N]") && printed.contains("error: not applied"), "{printed}");
     }
     // Without a terminal, nothing is confirmed.
     let (status, printed) = desk.run("ann", &apply);
@@ -357,16 +357,23 @@ fn removals_print_their_diff_and_ask() {
     let desk = Desk::new();
     desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
     desk.good("ann", &["override", "set", "--rule", "per_user", "--key", "bob", "--limit", "900"]);
-    let removals: [(&[&str], &str); 4] = [
-        (&["rules", "rollback", "--to-revision", "0"], "delete rule \"per_user\"\n  - key = [\"user\"]"),
-        (&["rules", "rollback", "--change", "2"], "delete override \"per_user:bob\"\n"),
+    let both = "Remove rule \"per_user\", override \"per_user:bob\"?";
+    let one = "Remove override \"per_user:bob\"?";
+    let removals: [(&[&str], &str, &str); 4] = [
+        (
+            &["rules", "rollback", "--to-revision", "0"],
+            "delete rule \"per_user\"\n  - key = [\"user\"]",
+            both,
+        ),
+        (&["rules", "rollback", "--change", "2"], "delete override \"per_user:bob\"\n", one),
         (
             &["rules", "apply", "--delete", "rule/per_user", "--delete", "override/per_user:bob"],
             "delete rule \"per_user\"",
+            both,
         ),
-        (&["override", "delete", "per_user:bob"], "delete override \"per_user:bob\"\n"),
+        (&["override", "delete", "per_user:bob"], "delete override \"per_user:bob\"\n", one),
     ];
-    for (arguments, diff) in removals {
+    for (arguments, diff, question) in removals {
         let (status, printed) = desk.run("ann", arguments);
         assert_eq!((status, printed.contains(diff)), (1, true), "{arguments:?}: {printed}");
         assert!(
@@ -374,8 +381,15 @@ fn removals_print_their_diff_and_ask() {
             "{printed}"
         );
         let (status, printed) = desk.run_at_terminal("ann", arguments, b"n\n");
-        assert_eq!((status, printed.contains("Continue? [y/N]")), (1, true), "{arguments:?}: {printed}");
+        let asks = printed.contains(&format!("\n{question} [y/N]"));
+        assert_eq!((status, asks), (1, true), "{arguments:?}: {printed}");
     }
+    let (status, printed) = desk.run("ann", &["rules", "rollback", "--to-revision", "99"]);
+    let outside = "to_revision: 99 is outside 0 to 2, the latest revision";
+    assert_eq!((status, printed.contains(outside)), (64, true), "{printed}");
+    let (status, printed) = desk.run("ann", &["rules", "rollback"]);
+    let named = printed.contains("--change") && printed.contains("--to-revision");
+    assert_eq!((status, named), (64, true), "{printed}");
     let listed = desk.json("ann", &["rules", "list"]);
     assert_eq!(
         (&listed["revision"], listed["rows"].as_array().map(Vec::len)),

@@ -46,6 +46,21 @@ fn change_at_once(desk: &Desk) {
     assert_eq!((status, printed.contains("for: 7200s is outside 1ms to 3600s")), (64, true), "{printed}");
     desk.good("ann", &[&["unblock"], &block[..]].concat());
     assert_eq!(desk.check("eve")["decision"], "allow");
+    // `why` prints keys with their dimension.
+    let copied = ["--rule", "per_user", "--key", "user:eve"];
+    for verb in [
+        &["block"][..],
+        &["unblock"],
+        &["override", "set", "--limit", "9"],
+        &["emergency", "limit", "--limit", "1", "--period", "1m"],
+    ] {
+        let (status, printed) = desk.run("ann", &[verb, &copied[..]].concat());
+        let refused = "the key of rule \"per_user\" is the value only: --key eve";
+        assert_eq!((status, printed.contains(refused)), (64, true), "{printed}");
+    }
+    for verb in ["block", "unblock"] {
+        desk.good("ann", &[&[verb], &copied[..], &["--verbatim"]].concat());
+    }
     let (status, printed) = desk.run("ann", &[&["unblock"], &block[..]].concat());
     assert_eq!((status, printed.contains("not blocked")), (1, true), "{printed}");
     // A key may be longer than the longest name.

@@ -47,7 +47,8 @@ async fn restoring(
             (unless_changed(transaction, id, applied).await?, applied..=applied)
         }
         Rollback::ToRevision(to) if to > revision => {
-            return Err(StoreError::Ahead { base_revision: to, revision });
+            let message = format!("to_revision: {to} is outside 0 to {revision}, the latest revision");
+            return Err(InvalidInput(message).into());
         }
         Rollback::ToRevision(to) => (revision, to + 1..=revision),
     };

@@ -460,7 +460,7 @@ pub(crate) async fn a_rollback_to_a_revision_undoes_all_after_it(test_database: 
     assert_eq!(refused(roll_back(&store, Rollback::ToRevision(1), "", by("ada")).await), nothing);
     assert_eq!(refused(roll_back(&store, Rollback::ToRevision(4), "", by("ada")).await), nothing);
     let ahead = roll_back(&store, Rollback::ToRevision(5), "", by("ada")).await;
-    assert_eq!(refused(ahead), "base_revision: 5 is outside 0 to 4, the latest revision");
+    assert_eq!(refused(ahead), "to_revision: 5 is outside 0 to 4, the latest revision");
 }
 
 pub(crate) async fn a_rollback_can_be_proposed_like_any_change(test_database: &TestDatabase) {

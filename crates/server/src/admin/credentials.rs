@@ -51,6 +51,9 @@ struct NewCredential {
     expires_ms: Option<u64>,
 }
 
+/// The warning for a token that every caller can do without.
+const UNCHECKED: &str = "this server has no tokens in its configuration, so it checks none";
+
 /// `POST /v1/credentials`: creates a token. Only this response contains it.
 pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
     let NewCredential { name, role, tenant, expires_ms } = body(req)?;
@@ -75,10 +78,14 @@ pub(super) async fn admit(req: &HttpRequest<'_>) -> AdminResult {
     let credential = Credential { hash, name, tenant, role, created_ms: attribution.now_ms, expires_ms };
     control.store().put_credential(&credential, attribution).await.map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh()).await;
-    Ok(json(
-        StatusCode::OK,
-        &json!({ "token": token, "credential": to_json(&credential), "not_in_force": problem }),
-    ))
+    let warning = req.shared.credentials.load().is_open().then_some(UNCHECKED);
+    let answer = json!({
+        "token": token,
+        "credential": to_json(&credential),
+        "not_in_force": problem,
+        "warning": warning,
+    });
+    Ok(json(StatusCode::OK, &answer))
 }
 
 /// `DELETE /v1/credentials/{hash}`

@@ -5,6 +5,7 @@ use std::time::Duration;
 use ::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use tidegate_control::PlanError;
 use tidegate_record::timestamp;
 use tidegate_rules::parse_period;
 use tidegate_rules::rows::EmergencyRow;
@@ -93,7 +94,7 @@ pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     fields.insert("created_ms".to_owned(), attribution.now_ms.into());
     let expires_ms = attribution.now_ms + lasts_ms(r#for.as_deref())?;
     let row = EmergencyRow { id, body: Value::Object(fields).to_string(), expires_ms };
-    control.try_emergency(&row).await.map_err(unfit)?;
+    control.try_emergency(&row).await.map_err(|error| unfit(without_place(error, &row.id)))?;
     if let Some(problem) = stops.filter(|_| !confirmed) {
         return Err(unconfirmed(&problem));
     }
@@ -102,6 +103,14 @@ pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     let answer =
         json!({ "emergency_revision": revision, "emergency": to_json(&row), "not_in_force": problem });
     Ok(json(StatusCode::OK, &answer))
+}
+
+/// Removes the place of the declared emergency from its problems: a request has only one.
+fn without_place(error: PlanError, id: &str) -> PlanError {
+    let PlanError::Wrong(problems) = error else { return error };
+    let place = format!("emergencies[{id:?}].");
+    let lines = problems.lines().map(|line| line.strip_prefix(&place).unwrap_or(line));
+    PlanError::Wrong(lines.collect::<Vec<_>>().join("\n"))
 }
 
 fn new_id() -> Result<String, Problem> {

@@ -40,6 +40,9 @@ struct RowBody<'r> {
     name: &'r str,
     version: u32,
     body: Value,
+    /// The dimensions of the key of a rule in force. The body lacks them if a template has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<Vec<&'r str>>,
     /// How far a rule in force may be passed.
     #[serde(skip_serializing_if = "Option::is_none")]
     bound: Option<BoundReport<'r>>,
@@ -59,6 +62,7 @@ fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<R
             name: &row.name,
             version: row.version,
             body: object(&row.body),
+            key: rule.map(|rule| rule.key.iter().map(|part| &**part).collect()),
             bound: rule.map(|rule| situation.report(rule)),
         }
     };

@@ -302,7 +302,7 @@ impl RequestLimit {
 
 /// A descriptor of no hits is denied if one more hit would be.
 fn role_check<'p>(check: RegionCheck<'p, 'p>, hits: u64, role: CheckRole) -> RoleCheck<'p, 'p> {
-    RoleCheck { check: check.cost(hits), role, is_probe: hits == 0, is_block: false }
+    RoleCheck { check: check.cost(hits), role, is_probe: hits == 0, is_block: false, ends_us: None }
 }
 
 /// Returns the cost of a descriptor. Its own value prevails, and 0 only reads. In the request's

@@ -12,7 +12,7 @@ use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
 use tidegate::{Decision, Outcome, Retry};
 use tidegate_core::DecisionSource;
 use tidegate_record::timestamp;
-use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, RuleMatch};
+use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule, RuleMatch};
 use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
@@ -61,11 +61,31 @@ struct CheckAnswer<'r> {
     rules_version: &'r str,
     /// The source of the decision.
     source: &'static str,
-    /// `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or `shed`.
-    reason: &'static str,
+    /// `limit`, `block`, `origin_unreachable`, `owner_unreachable`, `no_room` or `shed`; null if
+    /// the limits let the request pass, or none applies.
+    reason: Option<&'static str>,
     /// The emergency that blocked the request; null unless the reason is `block`.
     block: Option<BlockAnswer<'r>>,
     rules: Vec<RuleAnswer<'r>>,
+    /// Why no rule applies; absent if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_rule: Option<NoRuleAnswer<'r>>,
+}
+
+/// Why no rule applies to a request.
+#[derive(Debug, Serialize, ToSchema)]
+struct NoRuleAnswer<'r> {
+    /// Whether the tenant has rules at all.
+    has_rules: bool,
+    /// Up to five rules that need dimensions which the request lacks.
+    lacking: Vec<LackingAnswer<'r>>,
+}
+
+/// A rule, and the dimensions that it needs and a request lacks.
+#[derive(Debug, Serialize, ToSchema)]
+struct LackingAnswer<'r> {
+    rule: &'r str,
+    dimensions: Vec<&'r str>,
 }
 
 /// An emergency that blocks a request.
@@ -143,7 +163,10 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
     let rules = req.shared.rules.load();
     let matched = rules.match_request(req.shared, principal.tenant, &dimensions);
     match matched.decide(req.shared, Surface::Check, request.cost).await {
-        Ok(decision) => Ok(respond(req, &matched, &decision, request.deny_status)),
+        Ok(decision) => {
+            let tenant = &req.shared.tenant(principal.tenant).name;
+            Ok(respond(req, (&matched, tenant), &decision, request.deny_status))
+        }
         Err(RulesError::Shed(shed)) if shed.is_allowed() => Ok(shed_answer(rules.set().version())),
         Err(error) => Err(error.into()),
     }
@@ -221,11 +244,11 @@ where
 
 fn respond(
     req: &HttpRequest<'_>,
-    matched: &MatchedRequest<'_, '_>,
+    (matched, tenant): (&MatchedRequest<'_, '_>, &str),
     decision: &RequestDecision<'_>,
     deny_status: u16,
 ) -> HttpResponse {
-    let body = body(matched, decision);
+    let body = body(matched, decision, tenant);
     let mut answer = if decision.is_allowed() || deny_status == 200 {
         json(StatusCode::OK, &body)
     } else {
@@ -248,20 +271,32 @@ fn problem_with(answer: &CheckAnswer<'_>, denial: &Decision<'_>) -> String {
     }
 }
 
-fn body<'r>(matched: &'r MatchedRequest<'_, '_>, decision: &RequestDecision<'r>) -> CheckAnswer<'r> {
+fn body<'r>(
+    matched: &'r MatchedRequest<'_, '_>,
+    decision: &RequestDecision<'r>,
+    tenant: &str,
+) -> CheckAnswer<'r> {
     let denied_by = decision.headline.decision.denied_by();
+    let outcomes = matched.outcomes(decision);
+    let rules: Vec<RuleAnswer<'_>> = outcomes.map(|(rule, outcome)| rule_answer(rule, outcome)).collect();
+    let lacking = |(rule, dimensions): (&'r Rule, _)| LackingAnswer { rule: &rule.name, dimensions };
+    let no_rule = rules.is_empty().then(|| NoRuleAnswer {
+        has_rules: matched.has_rules(tenant),
+        lacking: matched.lacking(tenant).into_iter().map(lacking).collect(),
+    });
     CheckAnswer {
         decision: if decision.is_allowed() { "allow" } else { "deny" },
         denied_by: denied_by.map(|outcome| outcome.gate().name()),
         rules_version: matched.version(),
         source: decision.headline.source.as_str(),
-        reason: decision.reason.as_str(),
+        reason: decision.reason.unless_passed(decision.is_allowed()),
         block: matched.block(decision).map(|block| BlockAnswer {
             id: block.id,
             until: timestamp(block.expires_ms),
             until_ms: block.expires_ms,
         }),
-        rules: matched.outcomes(decision).map(|(rule, outcome)| rule_answer(rule, outcome)).collect(),
+        rules,
+        no_rule,
     }
 }
 
@@ -295,9 +330,10 @@ fn shed_answer(version: &str) -> HttpResponse {
         denied_by: None,
         rules_version: version,
         source: DecisionSource::Shed.as_str(),
-        reason: DecisionReason::Shed.as_str(),
+        reason: DecisionReason::Shed.unless_passed(true),
         block: None,
         rules: Vec::new(),
+        no_rule: None,
     };
     json(StatusCode::OK, &body)
 }

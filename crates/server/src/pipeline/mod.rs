@@ -100,12 +100,14 @@ pub(crate) struct RoleCheck<'g, 'k> {
     pub(crate) is_probe: bool,
     /// Whether the limit is an emergency with the action `block`.
     pub(crate) is_block: bool,
+    /// Microseconds until the limit ends, if it is that of an emergency.
+    pub(crate) ends_us: Option<u64>,
 }
 
 impl<'g, 'k> RoleCheck<'g, 'k> {
     /// Makes a check that is enforced.
     pub(crate) fn enforced(check: RegionCheck<'g, 'k>) -> Self {
-        Self { check, role: CheckRole::Enforced, is_probe: false, is_block: false }
+        Self { check, role: CheckRole::Enforced, is_probe: false, is_block: false, ends_us: None }
     }
 
     pub(crate) fn cost(&self) -> u64 {

@@ -96,7 +96,7 @@ impl RequestContext<'_> {
             remaining: limit_outcome.map_or(0, Outcome::remaining),
             retry_ms: limit_outcome.and_then(retry_us).map(|us| us.div_ceil(1_000)),
             source: source.as_str(),
-            reason: reason.as_str(),
+            reason: reason.unless_passed(outcome == RequestOutcome::Allowed).unwrap_or_default(),
             until_ms: subject.until_ms,
         };
         recorder.write(metrics::this_worker(), &entry, subject.dimensions);

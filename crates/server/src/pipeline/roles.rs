@@ -154,7 +154,9 @@ impl<'g> RequestDecision<'g> {
         for ((at, _), outcome) in as_one().zip(region_decision.decision.outcomes()) {
             self.outcomes[at] = Some(*outcome);
         }
-        self.add(decider, region_decision);
+        let ends_us = as_one().map(|(_, check)| check.ends_us);
+        let decision = region_decision.decision.ending_after(ends_us);
+        self.add(decider, RegionDecision { decision, ..region_decision });
         Ok(())
     }
 
@@ -204,7 +206,7 @@ impl<'g> RequestDecision<'g> {
     }
 
     /// Adds the outcome, the reason, and the check that decided.
-    fn concluded(self, checks: &[RoleCheck<'g, '_>]) -> Self {
+    fn concluded(mut self, checks: &[RoleCheck<'g, '_>]) -> Self {
         let of_role = |is_shadow: bool| {
             let by_check = checks.iter().zip(&self.outcomes).enumerate();
             by_check.filter_map(move |(at, (check, outcome))| {
@@ -219,6 +221,12 @@ impl<'g> RequestDecision<'g> {
             true => RequestOutcome::Allowed,
         };
         let decided_by = decisive(of_role(outcome == RequestOutcome::ShadowDenied));
+        // After the choice of the deciding check: a block decides, however soon it ends.
+        for (check, outcome) in checks.iter().zip(&mut self.outcomes) {
+            if let (Some(ends_us), Some(ending)) = (check.ends_us, outcome.as_mut()) {
+                *ending = ending.ending_after(ends_us);
+            }
+        }
         let is_block = !self.passes() && decided_by.is_some_and(|at| checks[at].is_block);
         let RegionDecision { source, missing_reply, .. } = self.headline;
         let reason = if is_block { DecisionReason::Block } else { DecisionReason::of(source, missing_reply) };

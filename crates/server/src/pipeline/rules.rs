@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use tidegate::{Gate, LIMITS_PER_CHECK_MAX, Outcome};
 use tidegate_control::RuleCount;
 use tidegate_record::RecordKey;
-use tidegate_rules::{Dimensions, EmergencyTerms, KEY_PARTS_MAX, Mode, RuleMatch};
+use tidegate_rules::{Dimensions, EmergencyTerms, KEY_PARTS_MAX, Mode, Rule, RuleMatch};
 
 use super::{CheckRole, RecordSubject, RequestContext, RequestDecision, RoleCheck, ShedRequest};
 use crate::auth::TenantIndex;
@@ -14,6 +14,12 @@ use crate::decider::check_of_parts;
 use crate::metrics::Surface;
 use crate::rules::ActiveRules;
 use crate::shared::Shared;
+
+/// The most rules that an answer names whose dimensions the request lacks.
+const LACKING_MAX: usize = 5;
+
+/// The most rules that are searched for them. Higher: more time for a request without limits.
+const LACKING_LOOKED_AT_MAX: usize = 32;
 
 /// A request, with the rules that apply to it.
 #[derive(Debug)]
@@ -104,7 +110,8 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
             admission.refuse(|| self.subject(Some(0), cost));
             return Err(self.too_many());
         }
-        let checks: Vec<_> = self.rules.iter().map(|rule| self.check(rule, cost)).collect();
+        let now_ms = shared.now_ms();
+        let checks: Vec<_> = self.rules.iter().map(|rule| self.check(rule, cost, now_ms)).collect();
         let decision = admission.decide(&checks, |at| self.subject(at, cost)).await;
         let decision = decision.map_err(|_| self.too_many())?;
         for (rule, outcome) in self.outcomes(&decision) {
@@ -133,11 +140,29 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         emergency.filter(|emergency| emergency.is_block)
     }
 
+    /// Returns rules of the tenant that lack dimensions of the request, with these dimensions.
+    pub(crate) fn lacking(&self, tenant: &str) -> Vec<(&'r Rule, Vec<&'r str>)> {
+        let lacking = |rule: &'r Rule| {
+            let mut names: Vec<&str> =
+                rule.dimensions_used().filter(|name| self.request.get(name).is_none()).collect();
+            names.sort_unstable();
+            names.dedup();
+            (!names.is_empty()).then_some((rule, names))
+        };
+        let rules = self.active.set().rules_for(tenant).take(LACKING_LOOKED_AT_MAX);
+        rules.filter_map(|(_, rule)| lacking(rule)).take(LACKING_MAX).collect()
+    }
+
+    /// Whether the tenant has rules.
+    pub(crate) fn has_rules(&self, tenant: &str) -> bool {
+        self.active.set().has_rules_for(tenant)
+    }
+
     fn too_many(&self) -> RulesError {
         RulesError::TooManyRules { rules: self.enforced }
     }
 
-    fn check<'m>(&'m self, rule: &'m MatchedRule<'r, 'd>, cost: u64) -> RoleCheck<'m, 'm> {
+    fn check<'m>(&'m self, rule: &'m MatchedRule<'r, 'd>, cost: u64, now_ms: u64) -> RoleCheck<'m, 'm> {
         let matched = &rule.matched;
         let parts: ArrayVec<&[u8], KEY_PARTS_MAX> = matched.key.iter().map(|part| part.as_bytes()).collect();
         // A rule without a key counts all its requests together.
@@ -150,6 +175,10 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
             role: if rule.is_enforced() { CheckRole::Enforced } else { CheckRole::Shadow },
             is_probe: false,
             is_block: matched.terms.emergency.is_some_and(|emergency| emergency.is_block),
+            ends_us: matched.terms.emergency.map(|emergency| {
+                // The rules were matched a moment ago, so the emergency may just have ended.
+                emergency.expires_ms.saturating_sub(now_ms).max(1).saturating_mul(1_000)
+            }),
         }
     }
 

@@ -4,8 +4,9 @@ use super::super::Context;
 use crate::origin::{MeterReply, REPORTS_PER_BURST, Terms};
 
 /// The first denial after an exhausted reply lasts one part in so many of a report interval; each
-/// further one lasts twice as long.
-const FIRST_DENIAL_PARTS: u64 = 16;
+/// further one lasts twice as long. Higher: fewer false denials of keys at their limit; more calls
+/// for keys above it.
+const FIRST_DENIAL_PARTS: u64 = 128;
 
 /// The longest drain time that a node waits for while other nodes have grants, µs: they may return
 /// some before anything drains.
