@@ -197,12 +197,16 @@ fn saturate(cost: u64) -> u32 {
 
 /// The layout of a meter in its slot, 28 bytes with its tag.
 ///
-/// | word | bits |
-/// |---|---|
-/// | `head` | 48 tag, 8 [`Limit::keep_above`], 8 period; grant: 48 tag, 16 free |
-/// | `time` | 1 window, 1 grant, 1 missed (grant), 9 mark (grant), 52 arrival, cell start or grant start, µs |
-/// | `count` | GCRA: 32 amount of the limit, 32 fraction of the arrival; window: 32 current, 32 previous; grant: 32 left, 32 unreported |
-/// | `held` | 32 reserved; grant: 16 life, 16 denial, ms |
+/// | word | of | bits |
+/// |---|---|---|
+/// | `head` | all but grants | 48 tag, 8 [`Limit::keep_above`], 8 period |
+/// | | grant | 48 tag, 16 free |
+/// | `time` | all | 1 window, 1 grant, 1 missed, 9 mark, 52 arrival or start, µs |
+/// | `count` | GCRA | 32 amount of the limit, 32 fraction of the arrival |
+/// | | window | 32 current, 32 previous |
+/// | | grant | 32 left, 32 unreported |
+/// | `held` | all but grants | 32 reserved |
+/// | | grant | 16 life, 16 denial, ms |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Slot {
     pub(crate) head: u64,

@@ -5,10 +5,11 @@
 //! | frame | bytes |
 //! |---|---|
 //! | every | its length (2), then the number of a setting (4), or [`SETS`] if it is one |
-//! | setting | amount, burst, period, version of the rule, end of an emergency; seven texts. Settings are numbered as they come |
-//! | decision | time (8), verdict and whether dimensions were left out (1); cost, remaining, retry; key; dimensions |
+//! | setting | amount, burst, period, version of the rule, end of an emergency; seven texts |
+//! | decision | time (8), flags (1); cost, remaining, retry; key; dimensions |
 //!
-//! Other numbers have seven bits per byte. A text follows its length. A dimension is `name:value`,
+//! Settings are numbered in the order of their frames. The flags of a decision are its verdict, and
+//! whether dimensions were left out. Other numbers have seven bits per byte. A text follows its length. A dimension is `name:value`,
 //! the form of its search term, after the length of its name.
 
 use crate::entry::{
