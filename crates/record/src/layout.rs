@@ -9,8 +9,8 @@
 //! | decision | time (8), flags (1); cost, remaining, retry; key; dimensions |
 //!
 //! Settings are numbered in the order of their frames. The flags of a decision are its verdict, and
-//! whether dimensions were left out. Other numbers have seven bits per byte. A text follows its length. A dimension is `name:value`,
-//! the form of its search term, after the length of its name.
+//! whether dimensions were left out. Other numbers have seven bits per byte. A text follows its
+//! length. A dimension is `name:value`, the form of its search term, after the length of its name.
 
 use crate::entry::{
     DIMENSIONS_BYTES_MAX, DecisionEntry, DecisionRecord, KEY_BYTES_MAX, LimitTerms, NAME_BYTES_MAX, NAMES,
