@@ -70,7 +70,7 @@ fn compile(file: Table, version: String) -> Result<RuleSet, Problems> {
 fn rows_of(mut file: Table) -> (Rows, Vec<String>) {
     let mut problems = Vec::new();
     // An empty file is more often one that is being written than one that was meant.
-    if !file.contains_key("rules") && !file.contains_key("rule") {
+    if !["rules", "rule", "overrides", "override"].iter().any(|key| file.contains_key(*key)) {
         problems.push("rules: missing; write `rules = []` for a file without rules".to_owned());
     }
     let [templates, rules, overrides] = LISTS.map(|(list, singular)| {

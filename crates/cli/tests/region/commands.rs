@@ -140,7 +140,8 @@ fn calls_that_ask(redis: &Redis) -> BTreeSet<String> {
     let text = |word: &[u8]| String::from_utf8(word.to_vec()).expect("text");
     let asked = calls.filter_map(|command| {
         let keys: usize = text(&command[2]).parse().expect("a number of keys");
-        let [node, numbers] = &command[3 + keys..] else { panic!("{command:?}") };
+        // A probe of the origin has keys alone.
+        let [node, numbers] = &command[3 + keys..] else { return None };
         let number = |place: usize| f64::from_le_bytes(numbers.as_chunks().0[place]);
         let asks = number(ASKS) > 0.0;
         asks.then(|| format!("{} {} {}", text(&command[3]), text(node), number(SEQUENCE)))

@@ -24,8 +24,9 @@ pub(super) async fn decide<'g>(
         return Err(TooManyLimits { limits, limits_max: LIMITS_PER_CHECK_MAX });
     }
     if limits == checks.len() {
-        let headline = decider.check_all(checks.iter().map(|check| &check.check)).await?;
-        let outcomes = headline.decision.outcomes().iter().copied().map(Some).collect();
+        let region_decision = decider.check_all(checks.iter().map(|check| &check.check)).await?;
+        let outcomes = region_decision.decision.outcomes().iter().copied().map(Some).collect();
+        let headline = with_ends(region_decision, checks.iter());
         return Ok(RequestDecision::new(decider, headline, outcomes).concluded(checks));
     }
     let nothing = decider.check_all([]).await?;
@@ -50,6 +51,18 @@ pub(super) async fn decide<'g>(
     }
     decision.decide_rest(decider, checks).await?;
     Ok(decision.concluded(checks))
+}
+
+/// States when the limits of emergencies end.
+fn with_ends<'g, 'c, 'k: 'c>(
+    region_decision: RegionDecision<'g>,
+    checks: impl Iterator<Item = &'c RoleCheck<'g, 'k>>,
+) -> RegionDecision<'g>
+where
+    'g: 'c,
+{
+    let decision = region_decision.decision.ending_after(checks.map(|check| check.ends_us));
+    RegionDecision { decision, ..region_decision }
 }
 
 impl<'g> RoleCheck<'g, '_> {
@@ -154,9 +167,7 @@ impl<'g> RequestDecision<'g> {
         for ((at, _), outcome) in as_one().zip(region_decision.decision.outcomes()) {
             self.outcomes[at] = Some(*outcome);
         }
-        let ends_us = as_one().map(|(_, check)| check.ends_us);
-        let decision = region_decision.decision.ending_after(ends_us);
-        self.add(decider, RegionDecision { decision, ..region_decision });
+        self.add(decider, with_ends(region_decision, as_one().map(|(_, check)| check)));
         Ok(())
     }
 

@@ -4,16 +4,16 @@ use super::super::Context;
 use crate::origin::{MeterReply, REPORTS_PER_BURST, Terms};
 
 /// The first denial after an exhausted reply lasts one part in so many of a report interval; each
-/// further one lasts twice as long. A grant keeps whole milliseconds, so a shorter denial is none.
-/// Higher: fewer false denials of keys at their limit; more calls for keys above it.
-const FIRST_DENIAL_PARTS: u64 = 128;
+/// further one lasts twice as long. Higher: fewer false denials of keys at their limit; more calls
+/// for keys above it.
+const FIRST_DENIAL_PARTS: u64 = 16;
 
 /// The longest drain time that a node waits for while other nodes have grants, µs: they may return
 /// some before anything drains.
 const RETRY_US: u64 = 200_000;
 
 /// Largest number of exhausted replies that count.
-const EXHAUSTED_REPLIES_MAX: u8 = 11;
+const EXHAUSTED_REPLIES_MAX: u8 = 8;
 
 /// The recent denials of a meter.
 #[derive(Clone, Copy, Debug, Default)]
@@ -145,7 +145,7 @@ mod tests {
             let replies = [exhausted(0), exhausted(0), exhausted(0), meter_reply(0, 9), exhausted(0)];
             replies.map(|reply| denials.apply_reply(cx, NOW_US, &terms(10), &reply))
         });
-        assert_eq!(deny_us, [781, 1_562, 3_124, 0, 1_562]);
+        assert_eq!(deny_us, [6_250, 12_500, 25_000, 0, 12_500]);
     }
 
     #[test]
