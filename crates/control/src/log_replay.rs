@@ -29,7 +29,7 @@ impl LogReplay {
         self.sample_rate
     }
 
-    /// Passes records to `take` as [`ReplayTurn::replay`] does, on a blocking thread, and returns
+    /// Passes records to `take` as `ReplayTurn::replay` does, on a blocking thread, and returns
     /// the state that they changed.
     pub async fn replay<T: Send + 'static>(
         &self,
