@@ -243,7 +243,7 @@ pub(crate) mod tests {
         load::note(Duration::ZERO);
         let shed = shared.decision_totals().shed;
         let recorder = Arc::clone(shared.telemetry.decision_log.as_ref().expect("a log").recorder());
-        // What the log has is written when the server is gone.
+        // The last reference closes the log, which then writes its records.
         drop(shared);
         let counts = recorder.counts();
         (shed, RecordKind::ALL.into_iter().map(|kind| counts.written(kind)).sum())
