@@ -244,10 +244,9 @@ impl FleetResult {
         })
     }
 
-    /// Whether no promise was broken, and requests of cost 1 got their share in each case.
+    /// Whether no promise was broken, and the requests got their share in each case.
     pub fn holds(&self) -> bool {
-        let is_shared = self.share_least >= SHARE_MIN && self.denied_most <= DENIED_MAX;
-        self.violations == 0 && (is_shared || self.case.cost_max > 1)
+        self.violations == 0 && self.share_least >= SHARE_MIN && self.denied_most <= DENIED_MAX
     }
 }
 

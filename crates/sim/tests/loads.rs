@@ -9,16 +9,6 @@ fn is_tested(case: &LoadCase) -> bool {
         && matches!(case.nodes, 4 | 12)
 }
 
-/// Four nodes at exactly 400 per second with a burst of 40 are denied up to 0.37 % more than by a
-/// single bucket, above the 0.3 % of [`FleetResult::holds`]. While a node or the origin denies,
-/// grants of the other nodes cover about a fifth of the burst.
-fn has_known_miss(case: &LoadCase) -> bool {
-    (case.amount, case.burst, case.nodes) == (400, 40, 4)
-}
-
-/// The most that these nodes may be denied.
-const KNOWN_DENIED_MAX: f64 = 0.004;
-
 #[test]
 fn even_and_uneven_fleets_share_a_limit() {
     let mut cases = load_cases();
@@ -27,14 +17,8 @@ fn even_and_uneven_fleets_share_a_limit() {
     let results: Vec<_> = cases.into_iter().map(|case| (case, case.measure())).collect();
     let fleets = FleetResult::of(&results);
     assert_eq!(fleets.len(), 8);
-    let (known, others): (Vec<&FleetResult>, Vec<&FleetResult>) =
-        fleets.iter().partition(|fleet| has_known_miss(&fleet.case));
-    let missed: Vec<_> = others.into_iter().filter(|fleet| !fleet.holds()).collect();
+    let missed: Vec<_> = fleets.iter().filter(|fleet| !fleet.holds()).collect();
     assert!(missed.is_empty(), "{missed:#?}");
-    let has_regressed = |fleet: &FleetResult| {
-        fleet.violations > 0 || fleet.share_least < 0.97 || fleet.denied_most > KNOWN_DENIED_MAX
-    };
-    assert!(known.len() == 1 && !known.iter().any(|fleet| has_regressed(fleet)), "{known:#?}");
     let half: Vec<_> = results.iter().filter(|(case, _)| case.load_tenths == 5 && case.burst > 1).collect();
     assert!(
         half.iter().all(|(_, result)| result.net_denials == 0.0),

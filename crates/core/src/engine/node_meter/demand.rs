@@ -1,6 +1,7 @@
 //! The demand for a meter on a node, and the grant that it requires.
 
 use crate::UsageReport;
+use crate::origin::Terms;
 
 /// Units per second are counted in thousandths.
 const MILLI: u64 = 1_000;
@@ -13,16 +14,27 @@ const WEIGHT: u64 = 400;
 /// Flush intervals that a grant should last while other nodes may need the rest.
 const INTERVALS: u64 = 3;
 
+/// Least burst that nodes divide, in multiples of the largest recent cost. Each of a handful of nodes
+/// strands up to one cost in a grant too small for its next request.
+const COSTS_PER_BURST: u64 = 40;
+
+/// Each request lowers the largest recent cost by one part in so many.
+const COST_DECAY_PARTS: u64 = 8;
+
 /// The measured rate of a meter's usage, and the requests since the last measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
     milli_per_s: u64,
     /// Units of requests to the origin since the last call, whether they still wait or not.
     requested: u64,
+    /// Largest recent cost of a request, in thousandths of a unit.
+    cost_milli: u64,
 }
 
 impl Demand {
     pub(super) fn note_request(&mut self, cost: u64) {
+        let decayed_milli = self.cost_milli - self.cost_milli / COST_DECAY_PARTS;
+        self.cost_milli = decayed_milli.max(cost.max(1).saturating_mul(MILLI));
         self.requested = self.requested.saturating_add(cost.max(1));
     }
 
@@ -61,9 +73,10 @@ impl Demand {
     }
 
     /// Returns the grant that the node should have: for the next few flush intervals, or for the
-    /// life of a grant as far as there are `spare` units. Returns 0 for a key with hardly any
-    /// requests; the origin decides those.
-    pub(super) fn want(self, flush_us: u64, life_us: u64, spare: u64) -> u64 {
+    /// life of a grant as far as there are `spare` units. Returns 0 if the origin should decide each
+    /// request: for a key with hardly any requests, and where a grant would only strand units that
+    /// no request fits in.
+    pub(super) fn want(self, terms: &Terms, flush_us: u64, life_us: u64, spare: u64) -> u64 {
         if self.milli_per_s.saturating_mul(life_us).saturating_mul(2) < MILLI * US_PER_SECOND {
             return 0;
         }
@@ -71,7 +84,11 @@ impl Demand {
         let expected = self.within(life_us);
         // Requests do not come evenly: twice the usual deviation is seldom exceeded.
         let most = expected + 2 * expected.isqrt();
-        most.min(spare).max(least)
+        let want = most.min(spare).max(least).min(terms.capacity());
+        let is_stranded = self.cost_milli > MILLI
+            && (want.saturating_mul(MILLI) < self.cost_milli
+                || terms.capacity().saturating_mul(MILLI) < COSTS_PER_BURST * self.cost_milli);
+        if is_stranded { 0 } else { want }
     }
 
     /// Returns the time in which requests need `units`, µs.
@@ -89,15 +106,16 @@ impl Demand {
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
+    use super::super::super::tests::terms;
     use super::*;
 
     #[test]
     fn the_first_hit_of_a_cold_key_wants_nothing_and_the_second_does() {
         let mut demand = Demand::default();
         demand.measure(1, 10 * US_PER_SECOND, false);
-        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 0);
+        assert_eq!(demand.want(&terms(10_000), 100_000, US_PER_SECOND, 0), 0);
         demand.measure(1, US_PER_SECOND / 2, false);
-        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 1);
+        assert_eq!(demand.want(&terms(10_000), 100_000, US_PER_SECOND, 0), 1);
     }
 
     #[test]
@@ -126,14 +144,14 @@ mod tests {
         for _ in 0..40 {
             demand.measure(100, 100_000, false);
         }
-        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 300);
+        assert_eq!(demand.want(&terms(10_000), 100_000, US_PER_SECOND, 0), 300);
         assert_eq!(
-            demand.want(100_000, US_PER_SECOND, 700),
+            demand.want(&terms(10_000), 100_000, US_PER_SECOND, 700),
             700,
             "demand wants the spare units, if they are more"
         );
         assert_eq!(
-            demand.want(100_000, US_PER_SECOND, 7_000),
+            demand.want(&terms(10_000), 100_000, US_PER_SECOND, 7_000),
             1_062,
             "the want is capped at the demand of one grant life and a margin"
         );
@@ -141,13 +159,37 @@ mod tests {
             demand.measure(0, 100_000, true);
         }
         assert_eq!(
-            demand.want(100_000, US_PER_SECOND, 0),
+            demand.want(&terms(10_000), 100_000, US_PER_SECOND, 0),
             300,
             "a denial hides demand, so the estimate stays"
         );
         for _ in 0..40 {
             demand.measure(0, 100_000, false);
         }
-        assert_eq!(demand.want(100_000, US_PER_SECOND, 0), 0);
+        assert_eq!(demand.want(&terms(10_000), 100_000, US_PER_SECOND, 0), 0);
+    }
+
+    /// The want of 100 units, wherever the burst allows it.
+    fn want_after(costs: &[u64], burst: u64) -> u64 {
+        let mut demand = Demand::default();
+        for _ in 0..40 {
+            demand.measure(100, 300_000, false);
+        }
+        costs.iter().for_each(|cost| demand.note_request(*cost));
+        demand.want(&terms(burst), 100_000, US_PER_SECOND, 0)
+    }
+
+    #[test]
+    fn a_burst_of_few_requests_is_not_divided() {
+        assert_eq!(want_after(&[1], 39), 39, "a grant of any size serves requests of cost 1");
+        assert_eq!([(&[20], 799), (&[20], 800)].map(|(costs, burst)| want_after(costs, burst)), [0, 100]);
+    }
+
+    #[test]
+    fn a_grant_serves_the_largest_recent_cost() {
+        assert_eq!([[100], [101]].map(|costs| want_after(&costs, 10_000)), [100, 0]);
+        let mut costs = vec![101];
+        costs.extend([1; 40]);
+        assert_eq!(want_after(&costs, 10_000), 100, "one large request is forgotten");
     }
 }

@@ -288,7 +288,7 @@ impl NodeMeter {
         let want = if self.grant.is_recalled || cx.is_closing() || cause == UpdateCause::Untracked {
             0
         } else {
-            self.demand.want(interval_us, life_us, self.origin.spare).min(terms.capacity())
+            self.demand.want(&terms, interval_us, life_us, self.origin.spare)
         };
         // A waiting request needs more than the grant. The node gives the grant up, so that the
         // origin decides on all units.
