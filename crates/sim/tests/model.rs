@@ -8,7 +8,7 @@ const LESS: f64 = 0.01;
 /// Largest multiple of the model's share of waiting requests, an allowance where waits are rare,
 /// and the largest multiple of its updates. Room is divided by demand, so a node near the limit
 /// asks the origin where it denied falsely before: more requests wait.
-const TIMES_WAITED: f64 = 2.0;
+const TIMES_WAITED: f64 = 2.1;
 const RARE: f64 = 0.002;
 const TIMES_SPOKEN: f64 = 1.5;
 
