@@ -41,7 +41,7 @@ struct Report {
     neighbour_decisions: u64,
     neighbour_differences: u64,
     evicted_clean: u64,
-    evicted_indebted: u64,
+    evicted_in_use: u64,
     decided_by_overflow: u64,
     cpu_ns_per_stranger: f64,
 }
@@ -109,7 +109,7 @@ fn flood(args: &Args, before: u64, flooded: &Limiter, calm: &Limiter) -> Result<
         neighbour_decisions: ROUNDS * NEIGHBOURS,
         neighbour_differences: differences,
         evicted_clean: stats.evicted_clean,
-        evicted_indebted: stats.evicted_indebted,
+        evicted_in_use: stats.evicted_in_use,
         decided_by_overflow: stats.spilled,
         cpu_ns_per_stranger: cpu.as_nanos() as f64 / args.keys as f64,
     })
@@ -150,7 +150,7 @@ fn print(report: &Report) {
     );
     println!(
         "forgotten                 {} owing nothing, {} below their limit",
-        report.evicted_clean, report.evicted_indebted
+        report.evicted_clean, report.evicted_in_use
     );
     println!("decided by overflow       {}", report.decided_by_overflow);
     println!("CPU per stranger          {:.0} ns", report.cpu_ns_per_stranger);

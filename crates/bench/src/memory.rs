@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Spends one unit on each key. A limit per day keeps every key in debt, so none is evicted as
+/// Spends one unit on each key. A limit per day keeps every level above 0, so none is evicted as
 /// clean.
 fn fill(algorithm: &'static str, limit: Limit, keys: u64) -> Result<Row> {
     eprintln!("memory: filling {keys} {algorithm} keys");

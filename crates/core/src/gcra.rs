@@ -10,9 +10,9 @@ use std::num::NonZeroU32;
 use crate::limit::{DRAIN_US_MAX, Limit};
 use crate::verdict::{Retry, Verdict};
 
-/// Largest debt of a meter, as time to drain, µs. More is dropped, so that every instant fits into
+/// Largest level of a meter, as time to drain, µs. More is dropped, so that every instant fits into
 /// the bits of a meter.
-pub const DEBT_US_MAX: u64 = 2 * DRAIN_US_MAX;
+pub const LEVEL_US_MAX: u64 = 2 * DRAIN_US_MAX;
 
 /// A length of time: `whole` µs and `frac / amount` of one more. Only meaningful beside its limit's
 /// amount.
@@ -52,7 +52,7 @@ impl Span {
         Self { whole: n as u64 * self.whole + frac / amount, frac: (frac % amount) as u32 }
     }
 
-    /// Returns the time in which `cost` drains, or [`DEBT_US_MAX`] if that is less: for unchecked
+    /// Returns the time in which `cost` drains, or [`LEVEL_US_MAX`] if that is less: for unchecked
     /// costs.
     fn of_cost(limit: &Limit, cost: u64) -> Self {
         let amount = u128::from(limit.denominator().get());
@@ -60,12 +60,12 @@ impl Span {
         let (whole, frac) = (scaled / amount, scaled % amount);
         match (u64::try_from(whole), u32::try_from(frac)) {
             (Ok(whole), Ok(frac)) => Self { whole, frac }.capped(),
-            _ => Self { whole: DEBT_US_MAX, frac: 0 },
+            _ => Self { whole: LEVEL_US_MAX, frac: 0 },
         }
     }
 
     const fn capped(self) -> Self {
-        if self.whole < DEBT_US_MAX { self } else { Self { whole: DEBT_US_MAX, frac: 0 } }
+        if self.whole < LEVEL_US_MAX { self } else { Self { whole: LEVEL_US_MAX, frac: 0 } }
     }
 
     #[inline]
@@ -169,7 +169,7 @@ fn denial(limit: &Limit, backlog: Span, reserved: u32, retry: Retry) -> Verdict 
     Verdict::Deny { remaining, reset_after_us: backlog.ceil_us(), retry }
 }
 
-/// Adds `cost` without a test: debt is allowed, up to [`DEBT_US_MAX`].
+/// Adds `cost` without a test: the level may exceed the burst, up to [`LEVEL_US_MAX`].
 pub fn charge(limit: &Limit, before: Arrival, now_us: u64, cost: u64) -> Arrival {
     let cost = Span::of_cost(limit, cost);
     arrival(backlog(limit, before, now_us).plus(cost, limit.denominator()).capped(), now_us)
@@ -209,7 +209,7 @@ pub(crate) fn converted(
     let amount = u128::from(limit.denominator().get());
     let backlog = match (u64::try_from(parts / amount), u32::try_from(parts % amount)) {
         (Ok(whole), Ok(frac)) => Span { whole, frac }.capped(),
-        _ => Span { whole: DEBT_US_MAX, frac: 0 },
+        _ => Span { whole: LEVEL_US_MAX, frac: 0 },
     };
     arrival(backlog, now_us)
 }
@@ -312,14 +312,14 @@ mod tests {
     }
 
     #[test]
-    fn debt_is_capped_and_never_overflows() {
+    fn the_level_is_capped_and_never_overflows() {
         let limit = Limit::gcra(1, Duration::from_hours(8784)).expect("in range");
         let mut state = Arrival::ZERO;
         let now = crate::Now::from_micros(u64::MAX, 0).mono_us();
         for cost in [1, u64::from(u32::MAX), 1 << 53, u64::MAX] {
             state = charge(&limit, state, now, cost);
         }
-        assert_eq!(state, Span { whole: now + DEBT_US_MAX, frac: 0 });
+        assert_eq!(state, Span { whole: now + LEVEL_US_MAX, frac: 0 });
         assert!(state.whole < 1 << 52);
         assert!(!decide(&limit, state, 0, now, 1).0.is_allowed());
     }

@@ -17,8 +17,10 @@ pub const DRAIN_US_MAX: u64 = 10 * PERIOD_US_MAX;
 /// The largest amount, burst and cost that can ever pass.
 const AMOUNT_MAX: u64 = u32::MAX as u64;
 
-const _: () =
-    assert!(DRAIN_US_MAX < 1 << 49, "two bursts and a debt must fit the 52 bits a meter has for an instant");
+const _: () = assert!(
+    DRAIN_US_MAX < 1 << 49,
+    "two bursts above an instant must fit the 52 bits a meter has for an instant"
+);
 
 /// How a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +58,7 @@ pub struct Limit {
     pub(crate) unit: Span,
     /// Time in which a full burst drains.
     pub(crate) full: Span,
-    /// Debt above which a meter is at its limit, rounded down to eight bits: see
+    /// Level above which a meter is at its limit, rounded down to eight bits: see
     /// `meter::EvictionRank`.
     pub(crate) keep_above: u8,
     /// The period, rounded up to eight bits.

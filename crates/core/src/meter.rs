@@ -344,15 +344,15 @@ impl Slot {
             };
         }
         let keep_above = minifloat::decode((self.head >> 8) as u8);
-        let debt = self.debt(now);
-        if self.held > 0 || debt > keep_above {
+        let level = self.level(now);
+        if self.held > 0 || level > keep_above {
             return EvictionRank::Pinned;
         }
         let since = self.last_use();
-        if debt == 0 {
+        if level == 0 {
             EvictionRank::Clean { since }
         } else {
-            EvictionRank::Indebted { share: debt * 255 / keep_above, since }
+            EvictionRank::InUse { share: level * 255 / keep_above, since }
         }
     }
 
@@ -362,9 +362,9 @@ impl Slot {
         if self.time & WINDOW_BIT == 0 { time } else { Cells::began_us(time) }
     }
 
-    /// Returns an upper bound of the debt, in the unit of `keep_above`: µs to drain for GCRA, cost
+    /// Returns an upper bound of the level, in the unit of `keep_above`: µs to drain for GCRA, cost
     /// for a window.
-    fn debt(&self, now: Now) -> u64 {
+    fn level(&self, now: Now) -> u64 {
         let time = self.time & TIME_MASK;
         if self.time & WINDOW_BIT == 0 {
             let partial = u64::from(self.count > 0);
@@ -383,11 +383,11 @@ impl Slot {
 pub(crate) enum EvictionRank {
     /// The slot is empty.
     Free,
-    /// No debt: eviction changes no decision. The longest idle goes first.
+    /// A level of 0: eviction changes no decision. The longest idle goes first.
     Clean { since: u64 },
-    /// A debt, but the key is not at its limit. The smallest debt, relative to the debt at the
-    /// limit, goes first.
-    Indebted { share: u64, since: u64 },
+    /// A level above 0, but the key is not at its limit. The lowest level, relative to the limit,
+    /// goes first.
+    InUse { share: u64, since: u64 },
     /// At its limit, or with a reservation, a live grant, unreported usage or an active denial:
     /// never evicted.
     Pinned,
@@ -472,8 +472,8 @@ mod tests {
             EvictionRank::Free,
             EvictionRank::Clean { since: 5 },
             EvictionRank::Clean { since: 6 },
-            EvictionRank::Indebted { share: 1, since: 9 },
-            EvictionRank::Indebted { share: 2, since: 1 },
+            EvictionRank::InUse { share: 1, since: 9 },
+            EvictionRank::InUse { share: 2, since: 1 },
             EvictionRank::Pinned,
         ];
         assert!(order.is_sorted());

@@ -175,7 +175,7 @@ fn a_table_that_is_sized_for_its_keys_holds_them() {
     }
     let stats = world.table.stats(Shares::FIRST);
     assert!(stats.live > KEYS - KEYS / 2_000, "{stats:?}");
-    assert_eq!(stats.live + stats.evicted_indebted, KEYS);
+    assert_eq!(stats.live + stats.evicted_in_use, KEYS);
     assert_eq!((0..KEYS).map(|key| world.used(&limit, key)).sum::<u64>(), stats.live);
 }
 

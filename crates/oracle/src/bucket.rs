@@ -5,9 +5,9 @@ use tidegate_core::{Algorithm, Limit, Now};
 use crate::exact::{Exact, elapsed};
 use crate::level::Level;
 
-/// Largest debt of a bucket, as microseconds to drain: twice 3,660 days. Further charges have no
+/// Largest level of a bucket, as microseconds to drain: twice 3,660 days. Further charges have no
 /// effect.
-const DEBT_US_MAX: u64 = 2 * 3_660 * 86_400 * 1_000_000;
+const LEVEL_US_MAX: u64 = 2 * 3_660 * 86_400 * 1_000_000;
 
 /// A bucket at an instant. Its level is a rational number of cost units over the fixed denominator
 /// `period`, so that one microsecond drains exactly `amount` from the numerator.
@@ -28,7 +28,7 @@ impl Bucket {
     }
 
     fn with_numerator(self, numerator: Exact) -> Self {
-        Self { numerator: numerator.min(self.amount * Exact::from(DEBT_US_MAX)), ..self }
+        Self { numerator: numerator.min(self.amount * Exact::from(LEVEL_US_MAX)), ..self }
     }
 }
 

@@ -78,7 +78,7 @@ impl<L: Level> Model<L> {
     /// Returns the spent units, rounded up.
     pub fn used(&mut self, now: Now) -> u64 {
         self.advance(now);
-        // The largest debt of a fast limit has more units than 64 bits can count.
+        // The largest level of a fast limit has more units than 64 bits can count.
         self.level.used().min(u64::MAX.into()).to_u64()
     }
 

@@ -736,7 +736,7 @@ const GAUGES: [ShareMetric; 2] = [
 
 const COUNTERS: [ShareMetric; 4] = [
     ("table_evicted_clean", "Evicted meters without usage", |stats| stats.evicted_clean),
-    ("table_evicted_indebted", "Evicted meters with usage", |stats| stats.evicted_indebted),
+    ("table_evicted_in_use", "Evicted meters with usage", |stats| stats.evicted_in_use),
     ("table_overflow", "Decisions of shared overflow meters", |stats| stats.spilled),
     ("table_refused", "Decisions refused because the table was full", |stats| stats.refused),
 ];
@@ -746,7 +746,7 @@ fn sum(a: &ShareStats, b: &ShareStats) -> ShareStats {
         live: a.live + b.live,
         slots: a.slots + b.slots,
         evicted_clean: a.evicted_clean + b.evicted_clean,
-        evicted_indebted: a.evicted_indebted + b.evicted_indebted,
+        evicted_in_use: a.evicted_in_use + b.evicted_in_use,
         spilled: a.spilled + b.spilled,
         refused: a.refused + b.refused,
     }

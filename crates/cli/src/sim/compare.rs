@@ -9,7 +9,7 @@ use super::{ended, progress};
 use crate::{CommandResult, table};
 
 /// In how many worlds a known mistake is looked for.
-const MUTANT_SEEDS: u64 = 2_000;
+const MUTANT_SEEDS: u64 = 6_000;
 
 /// How long it may take until a known mistake is noticed, in seconds.
 const NOTICED_SECONDS_MAX: f64 = 60.0;

@@ -32,4 +32,4 @@ pub use replication::{
     Component, ComponentTotals, CrossRegionTerms, MergeReply, MergeRequest, RegionId, RoundReply,
     RoundRequest, share_of,
 };
-pub use terms::{DEBT_MAX, DROPS_MAX, Lapse, TOLERANCE_BURST_MIN, TOLERANCE_PPM_MAX, Terms};
+pub use terms::{DROPS_MAX, LEVEL_MAX, Lapse, TOLERANCE_BURST_MIN, TOLERANCE_PPM_MAX, Terms};

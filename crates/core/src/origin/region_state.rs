@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::meter::TOTAL_MAX;
 use super::replication::{ComponentTotals, RegionId};
 use super::tank::Tank;
-use super::terms::{DEBT_MAX, Terms};
+use super::terms::{LEVEL_MAX, Terms};
 
 /// How many incarnations of a region's component a meter remembers: one that ends, and the one that
 /// begins. A message of the one that ended may come late.
@@ -15,7 +15,7 @@ const INCARNATIONS_MAX: usize = 2;
 /// once more, at most a burst. A meter of the highest possible rate reaches this total in six days.
 const TOTALS_MAX: u64 = 1 << 51;
 
-const _: () = assert!(TOTALS_MAX + DEBT_MAX < TOTAL_MAX, "no charge is cut off");
+const _: () = assert!(TOTALS_MAX + LEVEL_MAX < TOTAL_MAX, "no charge is cut off");
 
 /// Whether a meter counts against the whole limit or the regional share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

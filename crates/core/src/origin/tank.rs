@@ -1,6 +1,6 @@
 //! Usage that still counts, under either algorithm.
 
-use super::terms::{DEBT_MAX, SHARES, Terms};
+use super::terms::{LEVEL_MAX, SHARES, Terms};
 use crate::limit::Algorithm;
 
 /// Usage that still counts. The meter keeps its time: it has the clock and the number of the cell.
@@ -26,7 +26,7 @@ impl Tank {
     pub(super) fn charge(&mut self, terms: &Terms, units: u64, cells_ago: u64) {
         let most = terms.units_max();
         match (terms.algorithm(), cells_ago) {
-            (Algorithm::Gcra, _) => self.level = (self.level + terms.drops(units)).min(DEBT_MAX),
+            (Algorithm::Gcra, _) => self.level = (self.level + terms.drops(units)).min(LEVEL_MAX),
             (Algorithm::SlidingWindow, 0) => self.current = (self.current + units).min(most),
             (Algorithm::SlidingWindow, 1) => self.previous = (self.previous + units).min(most),
             (Algorithm::SlidingWindow, _) => {}
@@ -90,7 +90,7 @@ impl Tank {
     pub(super) fn with(&self, terms: &Terms, other: &Self) -> Self {
         let most = terms.units_max();
         Self {
-            level: (self.level + other.level).min(DEBT_MAX),
+            level: (self.level + other.level).min(LEVEL_MAX),
             current: (self.current + other.current).min(most),
             previous: (self.previous + other.previous).min(most),
         }

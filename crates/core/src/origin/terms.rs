@@ -9,9 +9,9 @@ pub const DROPS_MAX: u64 = 1 << 48;
 
 /// Maximum of the usage, of the grants and of the units kept for a recall, in drops each. Excess is
 /// dropped.
-pub const DEBT_MAX: u64 = 1 << 50;
+pub const LEVEL_MAX: u64 = 1 << 50;
 
-const _: () = assert!(4 * DEBT_MAX + 2 * DROPS_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
+const _: () = assert!(4 * LEVEL_MAX + 2 * DROPS_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
 
 /// The largest tolerance, in millionths of the burst: one hundredth.
 pub const TOLERANCE_PPM_MAX: u32 = 10_000;
@@ -83,10 +83,10 @@ impl Terms {
     /// clamped: the publish threshold is at least 1, and no share exceeds the limit.
     #[must_use]
     pub fn with_cross_region(self, cross_region: CrossRegionTerms) -> Self {
-        let publish_threshold = cross_region.publish_threshold.clamp(1, DEBT_MAX);
+        let publish_threshold = cross_region.publish_threshold.clamp(1, LEVEL_MAX);
         let share_amount = cross_region.share_amount.min(self.amount);
         let share_capacity = cross_region.share_capacity.min(self.capacity());
-        let debt_max = cross_region.debt_max.min(DEBT_MAX);
+        let debt_max = cross_region.debt_max.min(LEVEL_MAX);
         let share = u128::from(share_capacity) * u128::from(SHARES);
         // Rounded up: the shares together always cover the usage of all regions.
         let share = share.div_ceil(u128::from(self.capacity().max(1)));
@@ -256,7 +256,7 @@ impl Terms {
 
     /// The most units that a meter holds.
     pub(super) const fn units_max(&self) -> u64 {
-        DEBT_MAX / self.period
+        LEVEL_MAX / self.period
     }
 
     /// Converts ticks to microseconds, at most `most_us`: long ticks and a large debt would exceed

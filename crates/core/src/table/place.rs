@@ -128,7 +128,7 @@ impl Table {
                 counts.live.fetch_add(1, Ordering::Relaxed);
             }
             EvictionRank::Clean { .. } => count(&counts.evicted_clean),
-            EvictionRank::Indebted { .. } => count(&counts.evicted_indebted),
+            EvictionRank::InUse { .. } => count(&counts.evicted_in_use),
             EvictionRank::Pinned => {}
         }
     }

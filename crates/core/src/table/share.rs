@@ -121,7 +121,7 @@ pub(crate) struct Share {
 pub(crate) struct Counts {
     pub(crate) live: AtomicU64,
     pub(crate) evicted_clean: AtomicU64,
-    pub(crate) evicted_indebted: AtomicU64,
+    pub(crate) evicted_in_use: AtomicU64,
     pub(crate) spilled: AtomicU64,
     pub(crate) refused: AtomicU64,
 }
@@ -136,7 +136,7 @@ pub struct ShareStats {
     /// Evicted meters without usage: no decision changed.
     pub evicted_clean: u64,
     /// Evicted meters with usage, not at their limit.
-    pub evicted_indebted: u64,
+    pub evicted_in_use: u64,
     /// Decisions made by an overflow meter, because every slot in reach held a key at its limit.
     pub spilled: u64,
     /// Decisions refused because even the overflow meters had no room.
@@ -153,7 +153,7 @@ impl Share {
             counts: Counts {
                 live: zero(),
                 evicted_clean: zero(),
-                evicted_indebted: zero(),
+                evicted_in_use: zero(),
                 spilled: zero(),
                 refused: zero(),
             },
@@ -166,7 +166,7 @@ impl Share {
             live: read(&self.counts.live),
             slots: (self.lines * super::SLOTS_PER_LINE) as u64,
             evicted_clean: read(&self.counts.evicted_clean),
-            evicted_indebted: read(&self.counts.evicted_indebted),
+            evicted_in_use: read(&self.counts.evicted_in_use),
             spilled: read(&self.counts.spilled),
             refused: read(&self.counts.refused),
         }

@@ -52,10 +52,10 @@ local function unversioned(terms) return sub(terms, 1, VERSION_AT - 1) .. pack('
 
 local function charge_foreign(meter, units, cell)
   local level, current, previous = meter.level, meter.current, meter.previous
-  pour(meter, meter, min(units, DEBT_MAX), cell)
+  pour(meter, meter, min(units, LEVEL_MAX), cell)
   if meter.counted then return end
   local owed = meter.cross_region.debt_max
-  local debt = min(meter.full + drops(meter, owed), DEBT_MAX)
+  local debt = min(meter.full + drops(meter, owed), LEVEL_MAX)
   local most = min(meter.capacity + owed, meter.units_max)
   local over = less(meter.level, max(level, debt))
   local over_current, over_previous = less(meter.current, max(current, most)), less(meter.previous, max(previous, most))

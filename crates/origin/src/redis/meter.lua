@@ -5,10 +5,10 @@
 -- A meter's field `t` has its terms, with those of other regions behind them if there are any. Its field `m` has its numbers,
 -- and behind them what it keeps because other regions count it too; `x` what was charged for each component of theirs.
 
-local DEBT_MAX = 1125899906842624
+local LEVEL_MAX = 1125899906842624
 local TOTAL_MAX = 4503599627370496
 local NEVER_US = 4503599627370496
-local DEBT_US_MAX = 562949953421312
+local LEVEL_US_MAX = 562949953421312
 local GRANT_US_MAX = 10925000
 local RETENTION_US = 60000000
 local INDEX_EXTRA_US = 1000000
@@ -57,7 +57,7 @@ local function parse_terms(text)
   local capacity = amount == 0 and 0 or burst
   local terms = {
     kind = kind, amount = amount, period = period, tick = tick, burst = burst, capacity = capacity,
-    tolerance = tolerance, counted = counted == 1, version = version, units_max = div(DEBT_MAX, period), full = capacity * period,
+    tolerance = tolerance, counted = counted == 1, version = version, units_max = div(LEVEL_MAX, period), full = capacity * period,
     cross_region = false,
   }
   if #text > TERMS_BYTES then
@@ -97,7 +97,7 @@ end
 
 local function pour(meter, tank, units, cell)
   if meter.kind == GCRA then
-    tank.level = min(tank.level + drops(meter, units), DEBT_MAX)
+    tank.level = min(tank.level + drops(meter, units), LEVEL_MAX)
   elseif cell == meter.cell then
     tank.current = min(tank.current + units, meter.units_max)
   elseif cell + 1 == meter.cell then
@@ -134,7 +134,7 @@ if IS_CROSS_REGION then
   end
 
   add = function(meter, tank, other)
-    tank.level = min(tank.level + other.level, DEBT_MAX)
+    tank.level = min(tank.level + other.level, LEVEL_MAX)
     tank.current = min(tank.current + other.current, meter.units_max)
     tank.previous = min(tank.previous + other.previous, meter.units_max)
   end
@@ -219,7 +219,7 @@ if IS_CROSS_REGION then
   used = function(meter, of)
     local out = meter.out
     if not out or out.connectivity == CONNECTED then return meter[of] end
-    local most = of == 'level' and DEBT_MAX or meter.units_max
+    local most = of == 'level' and LEVEL_MAX or meter.units_max
     return min(shared(meter[of], meter.cross_region.share) + out.isolated[of], most)
   end
 
@@ -398,7 +398,7 @@ local function kept_us(meter)
     ticks = ticks_to_drain(meter, meter.level + held)
     if IS_CROSS_REGION then ticks = max(ticks + isolated_ticks(meter, held), ticks_owned(meter, held)) end
   end
-  return ticks_us(meter, ticks, DEBT_US_MAX) + GRANT_US_MAX + RETENTION_US
+  return ticks_us(meter, ticks, LEVEL_US_MAX) + GRANT_US_MAX + RETENTION_US
 end
 
 -- A key is kept a little longer than it has to be, so that not every call has to say for how long.

@@ -5,7 +5,7 @@
 //! share a key.
 
 use tidegate_core::origin::{
-    Call, CallError, CallReply, Charge, CheckGroup, CheckReply, Component, ComponentTotals, DEBT_MAX,
+    Call, CallError, CallReply, Charge, CheckGroup, CheckReply, Component, ComponentTotals, LEVEL_MAX,
     MergeReply, MergeRequest, MeterReply, MeterUpdate, NEVER_US, NodeId, RoundReply, RoundRequest, Terms,
     UPDATES_PER_CALL_MAX,
 };
@@ -151,7 +151,7 @@ fn numbers_of(call: &Call, clustered: bool, is_wide: bool) -> Vec<u8> {
     for ask in &call.checks {
         push(&mut bytes, [u64::from(ask.count), ask.charges.len() as u64]);
         for Charge { meter, cost } in &ask.charges {
-            push(&mut bytes, [u64::from(*meter), (*cost).min(DEBT_MAX)]);
+            push(&mut bytes, [u64::from(*meter), (*cost).min(LEVEL_MAX)]);
         }
     }
     bytes
@@ -196,7 +196,7 @@ pub(super) fn terms_bytes(terms: &Terms) -> Vec<u8> {
 fn update_numbers(update: &MeterUpdate) -> [u64; 8] {
     let [used, owed, refund, keep, want, life_us] =
         [update.used, update.owed, update.refund, update.keep, update.want, update.life_us]
-            .map(|units| units.min(DEBT_MAX));
+            .map(|units| units.min(LEVEL_MAX));
     let (cell, refund_of_us) = (update.cell.min(NEVER_US), update.refund_of_us.min(NEVER_US));
     [used, owed, refund, refund_of_us, keep, want, life_us, cell]
 }

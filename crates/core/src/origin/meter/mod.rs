@@ -20,7 +20,7 @@ use self::ledger::GrantLedger;
 use super::call::{MeterUpdate, NodeId};
 use super::region_state::{Connectivity, RegionState};
 use super::tank::{CellStep, Tank};
-use super::terms::{DEBT_MAX, Lapse, Terms};
+use super::terms::{LEVEL_MAX, Lapse, Terms};
 use crate::limit::Algorithm;
 
 /// Retention of an idle meter after it has drained, µs, so that the version of its rule is not lost
@@ -29,12 +29,12 @@ const RETENTION_US: u64 = 60_000_000;
 
 /// The longest that a debt is remembered, µs: seventeen years. A full burst drains in ten, a debt
 /// may be larger.
-const DEBT_US_MAX: u64 = 1 << 49;
+const LEVEL_US_MAX: u64 = 1 << 49;
 
 /// Where the sums of all that was ever charged, and of all that was given back, stop.
 pub(super) const TOTAL_MAX: u64 = 1 << 52;
 
-const _: () = assert!(TOTAL_MAX + DEBT_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
+const _: () = assert!(TOTAL_MAX + LEVEL_MAX < 1 << 53, "a script's numbers are exact up to 2^53");
 
 /// A meter as an origin holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,7 +154,7 @@ impl OriginMeter {
             }
             Algorithm::SlidingWindow => 2 * self.terms.period(),
         };
-        self.seen_us + self.terms.ticks_us(ticks, DEBT_US_MAX) + GRANT_US_MAX + RETENTION_US
+        self.seen_us + self.terms.ticks_us(ticks, LEVEL_US_MAX) + GRANT_US_MAX + RETENTION_US
     }
 
     /// Brings the meter up to date and applies the node's report. Returns whether the node's grant
@@ -330,7 +330,7 @@ impl OriginMeter {
             own = meter_reply.at_least(assumed);
         }
         region_state.begin(&self.terms, loss_us, own);
-        region_state.own.level = (region_state.own.level + untold).min(DEBT_MAX);
+        region_state.own.level = (region_state.own.level + untold).min(LEVEL_MAX);
     }
 
     /// How many cells ago that one was: the present one, the one before, or one that does not
@@ -344,7 +344,7 @@ impl OriginMeter {
     }
 
     fn charge(&mut self, units: u64, cell: u64) {
-        let units = units.min(DEBT_MAX);
+        let units = units.min(LEVEL_MAX);
         let cells_ago = self.cells_ago(cell);
         self.charged = (self.charged + units).min(TOTAL_MAX);
         let Some(region_state) = &mut self.region_state else {
@@ -370,7 +370,7 @@ impl OriginMeter {
     /// Refunds usage in the cell in which it was charged, as far as it has not drained.
     fn refund(&mut self, update: &MeterUpdate) {
         let MeterUpdate { refund_of_us, cell, .. } = *update;
-        let units = update.refund.min(DEBT_MAX);
+        let units = update.refund.min(LEVEL_MAX);
         self.refunded = (self.refunded + units).min(TOTAL_MAX);
         let drops = match self.terms.algorithm() {
             Algorithm::Gcra => {

@@ -4,7 +4,7 @@
 use super::super::region_state::{Connectivity, RegionState};
 use super::super::replication::{Component, ComponentTotals, RegionId};
 use super::super::tank::Tank;
-use super::super::terms::{DEBT_MAX, Lapse, Terms};
+use super::super::terms::{LEVEL_MAX, Lapse, Terms};
 use super::{Moment, OriginMeter, TOTAL_MAX};
 use crate::limit::Algorithm;
 
@@ -181,7 +181,7 @@ impl OriginMeter {
     /// A limit that forgives owes no more than its cap.
     fn charge_foreign(&mut self, units: u64, cells_ago: u64) {
         let before = self.tank;
-        self.tank.charge(&self.terms, units.min(DEBT_MAX), cells_ago);
+        self.tank.charge(&self.terms, units.min(LEVEL_MAX), cells_ago);
         let (Some(region_state), Some(cross_region)) = (&mut self.region_state, self.terms.cross_region())
         else {
             return;
@@ -189,7 +189,7 @@ impl OriginMeter {
         if self.terms.lapse() == Lapse::Counted {
             return;
         }
-        let debt = (self.terms.full() + self.terms.drops(cross_region.debt_max)).min(DEBT_MAX);
+        let debt = (self.terms.full() + self.terms.drops(cross_region.debt_max)).min(LEVEL_MAX);
         let most = (self.terms.capacity() + cross_region.debt_max).min(self.terms.units_max());
         let capped = Tank {
             level: self.tank.level.min(before.level.max(debt)),

@@ -4,10 +4,10 @@
 pub(super) type Mutant = (&'static str, &'static str);
 
 pub(super) const MUTANTS: &[Mutant] = &[
-    ("DEBT_MAX = 1125899906842624", "DEBT_MAX = 1125899906842623"),
+    ("LEVEL_MAX = 1125899906842624", "LEVEL_MAX = 1125899906842623"),
     ("TOTAL_MAX = 4503599627370496", "TOTAL_MAX = 4503599627370495"),
     ("NEVER_US = 4503599627370496", "NEVER_US = 4503599627370495"),
-    ("DEBT_US_MAX = 562949953421312", "DEBT_US_MAX = 62949953421312"),
+    ("LEVEL_US_MAX = 562949953421312", "LEVEL_US_MAX = 62949953421312"),
     ("LAPSES_PER_CALL_MAX = 8", "LAPSES_PER_CALL_MAX = 9"),
     ("LAPSE_MARGIN_US = 300000", "LAPSE_MARGIN_US = 300001"),
     ("local LIFE_US_MAX = 10000000", "local LIFE_US_MAX = 10000001"),
@@ -151,7 +151,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     ("own.current = min(own.current + isolated.current, meter.units_max)", ""),
     ("own.previous = min(own.previous + isolated.previous, meter.units_max)", ""),
     ("(from == SETTLING or from == ISOLATED and to == CONNECTED)", "(from == ISOLATED and to == CONNECTED)"),
-    ("own.level = min(own.level + untold, DEBT_MAX)", ""),
+    ("own.level = min(own.level + untold, LEVEL_MAX)", ""),
     ("out.connectivity == ISOLATED and out.isolated.level or 0", "0"),
     ("out.connectivity == ISOLATED and out.isolated.level or 0", "out.isolated.level"),
     ("less(out.own.level, untold), out.own.current", "out.own.level, out.own.current"),
