@@ -85,7 +85,9 @@ impl Demand {
         // Requests do not come evenly: twice the usual deviation is seldom exceeded.
         let most = expected + 2 * expected.isqrt();
         let want = most.min(spare).max(least).min(terms.capacity());
+        // A region's debt drains by the units that its peers leave, so peers may leave some.
         let is_stranded = self.cost_milli > MILLI
+            && terms.cross_region().is_none()
             && (want.saturating_mul(MILLI) < self.cost_milli
                 || terms.capacity().saturating_mul(MILLI) < COSTS_PER_BURST * self.cost_milli);
         if is_stranded { 0 } else { want }

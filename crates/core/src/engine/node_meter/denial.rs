@@ -9,7 +9,8 @@ use crate::origin::{MeterReply, REPORTS_PER_BURST, Terms};
 const FIRST_DENIAL_PARTS: u64 = 16;
 
 /// Exhausted replies in a row that a node must get before it denies while the origin has room. The
-/// origin granted less than the node wants, but a request may still fit in the room.
+/// origin granted less than the node wants, but a request may still fit in the room. A limit of
+/// several regions is denied at once: the debt of a region drains by the units that its peers leave.
 const REPLIES_WITH_ROOM: u8 = 4;
 
 /// The longest drain time that a node waits for while other nodes have grants, µs: they may return
@@ -104,7 +105,8 @@ impl DenialState {
         let until_reply_us = refill_us + cx.flush_slack_us().min(interval_us) + cx.settings.hedge_us;
         let doublings = self.exhausted_replies.saturating_sub(1);
         let deny_us = ((interval_us / FIRST_DENIAL_PARTS) << doublings).min(until_reply_us);
-        let is_doubtful = reply.room > 0 && self.exhausted_replies < REPLIES_WITH_ROOM;
+        let is_doubtful =
+            reply.room > 0 && terms.cross_region().is_none() && self.exhausted_replies < REPLIES_WITH_ROOM;
         let deny_us = if is_doubtful { 0 } else { deny_us };
         let deny_us = if reply.grant == 0 { deny_us.max(wait_us) } else { deny_us };
         DenialTimes { deny_us: cx.now_us().saturating_sub(sent_us) + deny_us, refill_us }
