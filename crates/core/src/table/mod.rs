@@ -310,7 +310,9 @@ impl Table {
         decided.unwrap_or_else(|| self.decide_elsewhere(spot, now, check, intent))
     }
 
-    /// Decides on a meter as it was found. Returns none if its line has changed since.
+    /// Decides on a meter as it was found. Returns none if its line has changed since, or if the
+    /// meter must be converted first: [`Table::change`] does both. This path only compares, and
+    /// passes nothing to a call, so that a meter stays in registers.
     #[inline(always)]
     fn decide_on(
         &self,
@@ -321,7 +323,6 @@ impl Table {
         intent: Intent,
     ) -> Option<CheckOutcome> {
         if found.words.is_of_other_rate(check.limit) {
-            self.convert(found, spot, check.limit, now);
             return None;
         }
         let (verdict, change) = intent.apply(now, check, found.words.unpack());
@@ -384,7 +385,7 @@ impl Table {
                 }
             };
             if found.words.is_of_other_rate(limit) {
-                self.convert(&found, spot, limit, now);
+                self.convert(found, spot, limit, now);
                 continue;
             }
             let (out, change) = step(found.words.unpack());
@@ -397,8 +398,8 @@ impl Table {
     /// Rewrites a meter in the terms of the limit that its rule has now, unless its line has moved
     /// on.
     #[cold]
-    fn convert(&self, found: &MeterLocation<'_>, spot: Spot, limit: &Limit, now: Now) {
-        self.settle(spot, limit, found, &Change::Write(found.words.converted(limit, now)));
+    fn convert(&self, found: MeterLocation<'_>, spot: Spot, limit: &Limit, now: Now) {
+        self.settle(spot, limit, &found, &Change::Write(found.words.converted(limit, now)));
     }
 
     /// Makes a change to a meter that was found, unless its line has moved on.

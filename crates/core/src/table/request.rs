@@ -241,7 +241,7 @@ impl Table {
         loop {
             let Some(found) = self.find(spot) else { return (None, Meter::empty(check.limit)) };
             if found.words.is_of_other_rate(check.limit) {
-                self.convert(&found, spot, check.limit, now);
+                self.convert(found, spot, check.limit, now);
             } else if found.here.is_still(found.head) {
                 return (Some((found.line, found.slot, found.head)), found.words.unpack());
             }
