@@ -1,4 +1,4 @@
-//! The decision pipeline, which all surfaces share: shed, match, decide, count, record.
+//! The decision pipeline, which all surfaces share: shed, decide, count, record.
 //!
 //! A surface parses its request, makes one check for each limit, calls the pipeline, and writes the
 //! result in its protocol. [`RequestContext::admit`] sheds. Only the [`Admission`] that it returns
