@@ -41,6 +41,7 @@ mod tls;
 mod worker;
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,6 +81,9 @@ const ADMIN_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Shortest timeout for the last reports to the origin. Longer: less usage is lost with a slow
 /// origin; a stop takes longer without an origin.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A stop that waits longer than this for the origin says so. Longer: fewer lines in the log.
+const LEAVE_SILENCE_MAX: Duration = Duration::from_millis(500);
 
 /// A server with open ports.
 pub struct Server {
@@ -192,7 +196,18 @@ async fn leave(region: &Region, time_max: Duration) {
     // A short drain timeout applies to clients; the last reports to the origin still get their
     // time.
     let time_max = time_max.max(LEAVE_TIMEOUT);
-    if tokio::time::timeout(time_max, region.leave()).await.is_err() {
+    let mut leaving = pin!(tokio::time::timeout(time_max, region.leave()));
+    let left = match tokio::time::timeout(LEAVE_SILENCE_MAX, leaving.as_mut()).await {
+        Ok(left) => left,
+        Err(_) => {
+            tracing::info!(
+                seconds = time_max.as_secs(),
+                "waiting for the origin to take the last reports; a second signal ends the server at once"
+            );
+            leaving.await
+        }
+    };
+    if left.is_err() {
         tracing::warn!("stopped before all usage was reported to the origin");
     }
 }

@@ -151,6 +151,7 @@ pub(super) fn history(matches: &ArgMatches) -> CommandResult {
                     say!("  {}", shown(reason))?;
                 }
             }
+            say!("`tidegate rules history CHANGE` prints the rows of a change")?;
         }
     }
     Ok(ExitCode::SUCCESS)
