@@ -186,7 +186,7 @@ impl LoadCase {
     }
 }
 
-/// The least share of a single bucket in steady load of requests that cost 1.
+/// The least share of a single bucket in steady load.
 const SHARE_MIN: f64 = 0.97;
 
 /// The most requests denied beyond those of a single bucket, relative to all, in each load up to

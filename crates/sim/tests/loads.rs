@@ -12,14 +12,19 @@ fn is_tested(case: &LoadCase) -> bool {
 #[test]
 fn even_and_uneven_fleets_share_a_limit() {
     let mut cases = load_cases();
-    cases.retain(|case| case.cost_max == 1 && is_tested(case));
-    assert_eq!(cases.len(), 4 * 2 * 3 * 4, "four limits, two fleets, three spreads, four loads");
+    cases.retain(is_tested);
+    assert_eq!(
+        cases.len(),
+        (4 + 3) * 2 * 3 * 4,
+        "seven limits and costs, two fleets, three spreads, four loads"
+    );
     let results: Vec<_> = cases.into_iter().map(|case| (case, case.measure())).collect();
     let fleets = FleetResult::of(&results);
-    assert_eq!(fleets.len(), 8);
+    assert_eq!(fleets.len(), 14);
     let missed: Vec<_> = fleets.iter().filter(|fleet| !fleet.holds()).collect();
     assert!(missed.is_empty(), "{missed:#?}");
-    let half: Vec<_> = results.iter().filter(|(case, _)| case.load_tenths == 5 && case.burst > 1).collect();
+    let is_light = |case: &LoadCase| case.load_tenths == 5 && case.burst > 1 && case.cost_max == 1;
+    let half: Vec<_> = results.iter().filter(|(case, _)| is_light(case)).collect();
     assert!(
         half.iter().all(|(_, result)| result.net_denials == 0.0),
         "denied at half of the limit: {half:#?}"

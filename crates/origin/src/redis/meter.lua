@@ -8,7 +8,7 @@
 local LEVEL_MAX = 1125899906842624
 local TOTAL_MAX = 4503599627370496
 local NEVER_US = 4503599627370496
-local LEVEL_US_MAX = 562949953421312
+local RETAINED_US_MAX = 562949953421312
 local GRANT_US_MAX = 10925000
 local RETENTION_US = 60000000
 local INDEX_EXTRA_US = 1000000
@@ -398,7 +398,7 @@ local function kept_us(meter)
     ticks = ticks_to_drain(meter, meter.level + held)
     if IS_CROSS_REGION then ticks = max(ticks + isolated_ticks(meter, held), ticks_owned(meter, held)) end
   end
-  return ticks_us(meter, ticks, LEVEL_US_MAX) + GRANT_US_MAX + RETENTION_US
+  return ticks_us(meter, ticks, RETAINED_US_MAX) + GRANT_US_MAX + RETENTION_US
 end
 
 -- A key is kept a little longer than it has to be, so that not every call has to say for how long.

@@ -480,7 +480,7 @@ local function save_store(store, us)
   if not store.changed and now + us <= store.until_us then return end
   store.until_us = max(store.until_us, now + us + div(us, 8))
   local text = pack(STORE, store.loss, store.loss_at, store.until_us) .. store.place .. ' ' .. store.life
-  call('SET', KEYS[1], text, 'PX', milliseconds(min(store.until_us - now, 2 * LEVEL_US_MAX)))
+  call('SET', KEYS[1], text, 'PX', milliseconds(min(store.until_us - now, 2 * RETAINED_US_MAX)))
 end
 
 -- The call

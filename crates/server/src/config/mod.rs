@@ -321,6 +321,7 @@ mod tests {
             ("tenants[1]", "name: \"\" is not"),
             ("tenants[2]", "unknown field `nmae`"),
             ("tokens[0]", "tenant: there is no [[tenants]] entry named \"nobody\""),
+            ("tokens[0]", "hash: not sha256: and 64 hexadecimal digits"),
         ] {
             let found = problems.iter().any(|problem| problem.starts_with(key) && problem.contains(words));
             assert!(found, "{key}: {words}: {problems:#?}");

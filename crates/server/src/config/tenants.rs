@@ -73,7 +73,7 @@ impl Reader<'_> {
         let problems_before = self.problems.len();
         for (at, row) in self.rows("tokens", TOKENS_MAX).into_iter().enumerate() {
             let key = format!("tokens[{at}]");
-            if let Err(problem) = add_token(&mut credentials, row, tenants) {
+            for problem in add_token(&mut credentials, row, tenants) {
                 self.problem(&key, problem);
             }
         }
@@ -82,17 +82,25 @@ impl Reader<'_> {
     }
 }
 
-fn add_token(credentials: &mut Credentials, row: Value, tenants: &[TenantConfig]) -> Result<(), String> {
-    let row: TokenRow = row.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
-    if !is_name(&row.name) {
-        return Err(format!("name: {:?} is not 1 to {NAME_BYTES_MAX} printable bytes", row.name));
-    }
-    let tenant = if row.tenant == DEFAULT_TENANT {
-        0
-    } else {
-        let known = tenants.iter().position(|tenant| tenant.name == row.tenant);
-        1 + known.ok_or_else(|| format!("tenant: there is no [[tenants]] entry named {:?}", row.tenant))?
+/// Adds a token, or returns every problem of its row.
+fn add_token(credentials: &mut Credentials, row: Value, tenants: &[TenantConfig]) -> Vec<String> {
+    let row: TokenRow = match row.try_into::<TokenRow>() {
+        Ok(row) => row,
+        Err(error) => return vec![error.message().to_owned()],
     };
-    let hash: TokenHash = row.hash.parse().map_err(|problem| format!("hash: {problem}"))?;
-    credentials.add(hash, &row.name, tenant, row.role).map_err(|problem| format!("hash: {problem}"))
+    let mut problems = Vec::new();
+    if !is_name(&row.name) {
+        problems.push(format!("name: {:?} is not 1 to {NAME_BYTES_MAX} printable bytes", row.name));
+    }
+    let tenant = tenants.iter().position(|tenant| tenant.name == row.tenant).map(|at| 1 + at);
+    let tenant = tenant.or((row.tenant == DEFAULT_TENANT).then_some(0));
+    if tenant.is_none() {
+        problems.push(format!("tenant: there is no [[tenants]] entry named {:?}", row.tenant));
+    }
+    let added = row.hash.parse().and_then(|hash: TokenHash| match tenant {
+        Some(tenant) if problems.is_empty() => credentials.add(hash, &row.name, tenant, row.role),
+        _ => Ok(()),
+    });
+    problems.extend(added.err().map(|problem| format!("hash: {problem}")));
+    problems
 }

@@ -14,11 +14,13 @@ const WEIGHT: u64 = 400;
 /// Flush intervals that a grant should last while other nodes may need the rest.
 const INTERVALS: u64 = 3;
 
-/// Least burst that nodes divide, in multiples of the largest recent cost. Each of a handful of nodes
-/// strands up to one cost in a grant too small for its next request.
+/// Least burst that nodes divide, in multiples of the largest recent cost. Each node strands up to one
+/// cost in a grant too small for its next request. Higher: fewer false denials where several nodes
+/// serve large costs; more requests wait for the origin. `tidegate sim --loads` compares both.
 const COSTS_PER_BURST: u64 = 40;
 
-/// Each request lowers the largest recent cost by one part in so many.
+/// Each call lowers the largest recent cost by one part in so many. Higher: grants return later after
+/// a large request.
 const COST_DECAY_PARTS: u64 = 8;
 
 /// The measured rate of a meter's usage, and the requests since the last measurement.
@@ -27,19 +29,23 @@ pub(super) struct Demand {
     milli_per_s: u64,
     /// Units of requests to the origin since the last call, whether they still wait or not.
     requested: u64,
-    /// Largest recent cost of a request, in thousandths of a unit.
+    /// Largest recent cost of a request that passed, in thousandths of a unit.
     cost_milli: u64,
 }
 
 impl Demand {
     pub(super) fn note_request(&mut self, cost: u64) {
-        let decayed_milli = self.cost_milli - self.cost_milli / COST_DECAY_PARTS;
-        self.cost_milli = decayed_milli.max(cost.max(1).saturating_mul(MILLI));
         self.requested = self.requested.saturating_add(cost.max(1));
     }
 
     pub(super) fn note_answered(&mut self, cost: u64) {
         self.requested = self.requested.saturating_sub(cost.max(1));
+    }
+
+    /// Notes that a request passed. A denied one says nothing about the grant that others need: its
+    /// client pays nothing for the size of it.
+    pub(super) fn note_passed(&mut self, cost: u64) {
+        self.cost_milli = self.cost_milli.max(cost.saturating_mul(MILLI));
     }
 
     pub(super) fn has_requests(&self) -> bool {
@@ -49,6 +55,7 @@ impl Demand {
     /// Measures the interval that a call ends: the usage that it reports, and its requests.
     pub(super) fn end_interval(&mut self, report: UsageReport, elapsed_us: u64, has_spare: bool) {
         let requested = std::mem::take(&mut self.requested);
+        self.cost_milli -= self.cost_milli.div_ceil(COST_DECAY_PARTS);
         let seen = report.used.saturating_add(requested);
         self.measure(seen, elapsed_us, report.missed);
         if requested > 0 && has_spare {
@@ -85,12 +92,18 @@ impl Demand {
         // Requests do not come evenly: twice the usual deviation is seldom exceeded.
         let most = expected + 2 * expected.isqrt();
         let want = most.min(spare).max(least).min(terms.capacity());
-        // A region's debt drains by the units that its peers leave, so peers may leave some.
-        let is_stranded = self.cost_milli > MILLI
+        if self.is_stranded_in(want, terms) { 0 } else { want }
+    }
+
+    /// Whether requests of the largest recent cost hardly fit into a grant, or into the parts of a
+    /// divided burst. Between regions they may not: while peers use the whole rate, a region in debt
+    /// recovers only by the units that they leave.
+    fn is_stranded_in(self, grant: u64, terms: &Terms) -> bool {
+        let burst_least_milli = COSTS_PER_BURST.saturating_mul(self.cost_milli);
+        self.cost_milli > MILLI
             && terms.cross_region().is_none()
-            && (want.saturating_mul(MILLI) < self.cost_milli
-                || terms.capacity().saturating_mul(MILLI) < COSTS_PER_BURST * self.cost_milli);
-        if is_stranded { 0 } else { want }
+            && (grant.saturating_mul(MILLI) < self.cost_milli
+                || terms.capacity().saturating_mul(MILLI) < burst_least_milli)
     }
 
     /// Returns the time in which requests need `units`, µs.
@@ -172,26 +185,43 @@ mod tests {
     }
 
     /// The want of 100 units, wherever the burst allows it.
-    fn want_after(costs: &[u64], burst: u64) -> u64 {
+    fn want_after(demand: Demand, burst: u64) -> u64 {
+        demand.want(&terms(burst), 100_000, US_PER_SECOND, 0)
+    }
+
+    /// The demand of 100 units in 300 ms, after requests of these costs passed.
+    fn passed(costs: &[u64]) -> Demand {
         let mut demand = Demand::default();
         for _ in 0..40 {
             demand.measure(100, 300_000, false);
         }
-        costs.iter().for_each(|cost| demand.note_request(*cost));
-        demand.want(&terms(burst), 100_000, US_PER_SECOND, 0)
+        costs.iter().for_each(|cost| demand.note_passed(*cost));
+        demand
     }
 
     #[test]
     fn a_burst_of_few_requests_is_not_divided() {
-        assert_eq!(want_after(&[1], 39), 39, "a grant of any size serves requests of cost 1");
-        assert_eq!([(&[20], 799), (&[20], 800)].map(|(costs, burst)| want_after(costs, burst)), [0, 100]);
+        assert_eq!(want_after(passed(&[1]), 39), 39, "a grant of any size serves requests of cost 1");
+        for cost in [2, 20, 100] {
+            let burst = COSTS_PER_BURST * cost;
+            let wants = [burst - 1, burst].map(|burst| want_after(passed(&[cost]), burst));
+            assert_eq!(wants, [0, burst.min(100)], "cost {cost}");
+        }
     }
 
     #[test]
     fn a_grant_serves_the_largest_recent_cost() {
-        assert_eq!([[100], [101]].map(|costs| want_after(&costs, 10_000)), [100, 0]);
-        let mut costs = vec![101];
-        costs.extend([1; 40]);
-        assert_eq!(want_after(&costs, 10_000), 100, "one large request is forgotten");
+        assert_eq!([[100], [101]].map(|costs| want_after(passed(&costs), 10_000)), [100, 0]);
+        let mut demand = passed(&[101]);
+        demand.end_interval(UsageReport { used: 100, ..UsageReport::default() }, 300_000, false);
+        assert_eq!(want_after(demand, 10_000), 100, "a large request is forgotten");
+    }
+
+    #[test]
+    fn a_request_that_did_not_pass_changes_no_want() {
+        let mut demand = passed(&[1]);
+        demand.note_request(10_000);
+        demand.note_answered(10_000);
+        assert_eq!(want_after(demand, 10_000), 100);
     }
 }

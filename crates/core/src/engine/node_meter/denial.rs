@@ -8,9 +8,10 @@ use crate::origin::{MeterReply, REPORTS_PER_BURST, Terms};
 /// for keys above it.
 const FIRST_DENIAL_PARTS: u64 = 16;
 
-/// Exhausted replies in a row that a node must get before it denies while the origin has room. The
-/// origin granted less than the node wants, but a request may still fit in the room. A limit of
-/// several regions is denied at once: the debt of a region drains by the units that its peers leave.
+/// Recent exhausted replies after which a node denies while the origin has room. The origin granted
+/// less than the node wants, but a request may still fit in the room. Higher: fewer false denials of
+/// keys near their limit; more calls for keys above it. A limit of several regions is denied at once:
+/// while peers use the whole rate, a region in debt recovers only by the units that they leave.
 const REPLIES_WITH_ROOM: u8 = 4;
 
 /// The longest drain time that a node waits for while other nodes have grants, µs: they may return
@@ -129,7 +130,7 @@ mod tests {
     use super::super::super::tests::{MS, meter_reply, terms};
     use super::super::super::{EngineSettings, NodeState};
     use super::*;
-    use crate::origin::NodeId;
+    use crate::origin::{CrossRegionTerms, NodeId};
     use crate::table::{Shares, Table};
     use crate::time::Now;
 
@@ -154,6 +155,26 @@ mod tests {
             replies.map(|reply| denials.apply_reply(cx, NOW_US, &terms(10), &reply))
         });
         assert_eq!(deny_us, [6_250, 12_500, 25_000, 0, 12_500]);
+    }
+
+    #[test]
+    fn a_node_asks_again_while_the_origin_has_room_except_between_regions() {
+        let region = terms(10);
+        let shares =
+            CrossRegionTerms { publish_threshold: 1, share_amount: 5, share_capacity: 5, debt_max: 20 };
+        let deny_us = |terms: Terms, room: u64| {
+            let reply = MeterReply { exhausted: true, ..meter_reply(1, room) };
+            with_context(|cx| {
+                let mut denials = DenialState::default();
+                [(); 5].map(|()| denials.apply_reply(cx, NOW_US, &terms, &reply))
+            })
+        };
+        let doubled = [6_250, 12_500, 25_000, 50_000, 100_000];
+        assert_eq!(deny_us(region, 0), doubled);
+        assert_eq!(deny_us(region, 1), [0, 0, 0, 50_000, 100_000]);
+        for room in [0, 1] {
+            assert_eq!(deny_us(region.with_cross_region(shares), room), doubled, "room {room}");
+        }
     }
 
     #[test]

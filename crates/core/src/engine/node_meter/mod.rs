@@ -99,6 +99,11 @@ impl NodeMeter {
         self.demand.note_answered(cost);
     }
 
+    /// Notes that a request passed after it had waited for the origin.
+    pub(super) fn note_passed(&mut self, cost: u64) {
+        self.demand.note_passed(cost);
+    }
+
     /// Adds usage that was admitted without the origin.
     pub(super) fn owe(&mut self, cost: u64, now_us: u64) {
         self.unreported.owe(cost);

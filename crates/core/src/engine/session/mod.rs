@@ -304,9 +304,13 @@ impl Session {
         let meters = &mut self.meters;
         self.waiting.retain(|WaitingRequest { request, .. }| {
             let Some(resolution) = decide(cx, request) else { return true };
+            let has_passed = matches!(resolution, Resolution::Allowed { .. });
             for Charge { meter, cost } in &request.charges {
                 if let Some(node_meter) = meters.get_mut(&meter.digest) {
                     node_meter.note_answered(*cost);
+                    if has_passed {
+                        node_meter.note_passed(*cost);
+                    }
                 }
             }
             effects.push(Effect::Answer { ticket: request.ticket, resolution });
@@ -428,6 +432,10 @@ impl Session {
             cx.node.stats.unanswered += group.undecided(*check_reply);
             for charge in &checks.charges {
                 let digest = in_flight.meters.get(usize::from(charge.meter));
+                let node_meter = digest.and_then(|digest| self.meters.get_mut(digest));
+                if let Some(node_meter) = node_meter.filter(|_| check_reply.passed > 0) {
+                    node_meter.note_passed(charge.cost);
+                }
                 self.refund(cx, digest, u64::from(late) * charge.cost, reply.now_us);
             }
         }

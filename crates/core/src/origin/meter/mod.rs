@@ -27,9 +27,9 @@ use crate::limit::Algorithm;
 /// at once.
 const RETENTION_US: u64 = 60_000_000;
 
-/// The longest that a debt is remembered, µs: seventeen years. A full burst drains in ten, a debt
-/// may be larger.
-const LEVEL_US_MAX: u64 = 1 << 49;
+/// The longest that a level is retained, µs: seventeen years. A full burst drains in ten, and a level
+/// may exceed the burst.
+const RETAINED_US_MAX: u64 = 1 << 49;
 
 /// Where the sums of all that was ever charged, and of all that was given back, stop.
 pub(super) const TOTAL_MAX: u64 = 1 << 52;
@@ -154,7 +154,7 @@ impl OriginMeter {
             }
             Algorithm::SlidingWindow => 2 * self.terms.period(),
         };
-        self.seen_us + self.terms.ticks_us(ticks, LEVEL_US_MAX) + GRANT_US_MAX + RETENTION_US
+        self.seen_us + self.terms.ticks_us(ticks, RETAINED_US_MAX) + GRANT_US_MAX + RETENTION_US
     }
 
     /// Brings the meter up to date and applies the node's report. Returns whether the node's grant
