@@ -36,7 +36,7 @@ const ROOMS: &[Room] = &[
     Room {
         name: "tidegate",
         may_use: &["tidegate-core", "tidegate-replication", "tidegate-origin"],
-        contains: "the SDK: `Limiter`, gates, reservations, the clock, HTTP headers, `region`",
+        contains: "the SDK: `Limiter`, gates, reservations, the clock, HTTP headers, the module `region`",
         never: "needs a server; needs a runtime outside `region`",
     },
     Room {

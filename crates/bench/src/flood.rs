@@ -149,7 +149,7 @@ fn print(report: &Report) {
         report.neighbour_decisions, report.neighbour_differences
     );
     println!(
-        "forgotten                 {} owing nothing, {} below their limit",
+        "evicted                   {} at level 0, {} in use below their limit",
         report.evicted_clean, report.evicted_in_use
     );
     println!("decided by overflow       {}", report.decided_by_overflow);

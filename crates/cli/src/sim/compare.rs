@@ -8,7 +8,7 @@ use tidegate_sim::{Bug, Case, ModelMeasurement, Size, Violation, Worlds, cases, 
 use super::{ended, progress};
 use crate::{CommandResult, table};
 
-/// In how many worlds a known mistake is looked for.
+/// The number of worlds in which a known mistake is searched for.
 const MUTANT_SEEDS: u64 = 6_000;
 
 /// How long it may take until a known mistake is noticed, in seconds.
