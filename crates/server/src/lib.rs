@@ -197,15 +197,14 @@ async fn leave(region: &Region, time_max: Duration) {
     // time.
     let time_max = time_max.max(LEAVE_TIMEOUT);
     let mut leaving = pin!(tokio::time::timeout(time_max, region.leave()));
-    let left = match tokio::time::timeout(LEAVE_SILENCE_MAX, leaving.as_mut()).await {
-        Ok(left) => left,
-        Err(_) => {
-            tracing::info!(
-                seconds = time_max.as_secs(),
-                "waiting for the origin to take the last reports; a second signal ends the server at once"
-            );
-            leaving.await
-        }
+    let left = if let Ok(left) = tokio::time::timeout(LEAVE_SILENCE_MAX, leaving.as_mut()).await {
+        left
+    } else {
+        tracing::info!(
+            seconds = time_max.as_secs(),
+            "waiting for the origin to take the last reports; a second signal ends the server at once"
+        );
+        leaving.await
     };
     if left.is_err() {
         tracing::warn!("stopped before all usage was reported to the origin");

@@ -195,7 +195,9 @@ mod tests {
         for _ in 0..40 {
             demand.measure(100, 300_000, false);
         }
-        costs.iter().for_each(|cost| demand.note_passed(*cost));
+        for cost in costs {
+            demand.note_passed(*cost);
+        }
         demand
     }
 
