@@ -31,10 +31,15 @@ pub(super) struct Demand {
     requested: u64,
     /// Largest recent cost of a request that passed, in thousandths of a unit.
     cost_milli: u64,
+    /// Largest cost of the requests to the origin since the last call.
+    requested_cost: u64,
+    /// The same of the requests that the last call carried.
+    carried_cost: u64,
 }
 
 impl Demand {
     pub(super) fn note_request(&mut self, cost: u64) {
+        self.requested_cost = self.requested_cost.max(cost);
         self.requested = self.requested.saturating_add(cost.max(1));
     }
 
@@ -42,8 +47,8 @@ impl Demand {
         self.requested = self.requested.saturating_sub(cost.max(1));
     }
 
-    /// Notes that a request passed. A denied one says nothing about the grant that others need: its
-    /// client pays nothing for the size of it.
+    /// Notes that a request passed. A denied one says nothing about the grant that later requests
+    /// need: its client pays nothing for the size of it.
     pub(super) fn note_passed(&mut self, cost: u64) {
         self.cost_milli = self.cost_milli.max(cost.saturating_mul(MILLI));
     }
@@ -55,6 +60,7 @@ impl Demand {
     /// Measures the interval that a call ends: the usage that it reports, and its requests.
     pub(super) fn end_interval(&mut self, report: UsageReport, elapsed_us: u64, has_spare: bool) {
         let requested = std::mem::take(&mut self.requested);
+        self.carried_cost = std::mem::take(&mut self.requested_cost);
         self.cost_milli -= self.cost_milli.div_ceil(COST_DECAY_PARTS);
         let seen = report.used.saturating_add(requested);
         self.measure(seen, elapsed_us, report.missed);
@@ -95,14 +101,15 @@ impl Demand {
         if self.is_stranded_in(want, terms) { 0 } else { want }
     }
 
-    /// Whether requests of the largest recent cost hardly fit into a grant, or into the parts of a
-    /// divided burst. Between regions they may not: while peers use the whole rate, a region in debt
+    /// Whether requests of the largest recent cost, or of the call that is made, hardly fit into a
+    /// grant, or into the parts of a divided burst. Between regions they may not: while peers use the whole rate, a region in debt
     /// recovers only by the units that they leave.
     fn is_stranded_in(self, grant: u64, terms: &Terms) -> bool {
-        let burst_least_milli = COSTS_PER_BURST.saturating_mul(self.cost_milli);
-        self.cost_milli > MILLI
+        let cost_milli = self.cost_milli.max(self.carried_cost.saturating_mul(MILLI));
+        let burst_least_milli = COSTS_PER_BURST.saturating_mul(cost_milli);
+        cost_milli > MILLI
             && terms.cross_region().is_none()
-            && (grant.saturating_mul(MILLI) < self.cost_milli
+            && (grant.saturating_mul(MILLI) < cost_milli
                 || terms.capacity().saturating_mul(MILLI) < burst_least_milli)
     }
 
@@ -220,10 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_did_not_pass_changes_no_want() {
+    fn a_request_that_did_not_pass_changes_the_want_of_its_own_call_only() {
         let mut demand = passed(&[1]);
         demand.note_request(10_000);
-        demand.note_answered(10_000);
-        assert_eq!(want_after(demand, 10_000), 100);
+        let report = UsageReport { used: 100, ..UsageReport::default() };
+        demand.end_interval(report, 300_000, false);
+        assert_eq!(want_after(demand, 10_000), 0, "the origin decides it on all units");
+        demand.end_interval(report, 300_000, false);
+        assert!(want_after(demand, 10_000) >= 100);
     }
 }
