@@ -318,10 +318,13 @@ impl Denials {
         }
     }
 
-    /// Returns the rules of a change that would be watched, and the reason for those that would
-    /// not.
-    pub(super) fn forecast(&self, touched: &[String], stricter: &StricterRules) -> WatchForecast {
-        let mut forecast = WatchForecast::default();
+    /// Adds rules of a change to a forecast: whether they would be watched, and otherwise the reason.
+    pub(super) fn forecast(
+        &self,
+        touched: &[String],
+        stricter: &StricterRules,
+        forecast: &mut WatchForecast,
+    ) {
         for rule in touched {
             if stricter.new.contains(rule) {
                 forecast.leave_out(rule, UnwatchedReason::New);
@@ -333,7 +336,6 @@ impl Denials {
                 forecast.add(rule);
             }
         }
-        forecast
     }
 
     /// Whether an unapproved change of the rule is watched.
@@ -502,7 +504,11 @@ mod tests {
         };
         let mut denials = with_baseline(["known", "mended", "new", "raised"]);
         watch(&mut denials, (7, NOW_MS), ["mended"], None);
-        let forecast = |rules: &[&str]| denials.forecast(&names(rules), &stricter);
+        let forecast = |rules: &[&str]| {
+            let mut forecast = WatchForecast::default();
+            denials.forecast(&names(rules), &stricter, &mut forecast);
+            forecast
+        };
         let all = forecast(&["known", "mended", "new", "raised", "unused"]);
         assert_eq!(all.to_json().expect("watched")["rules"], serde_json::json!(["known", "mended"]));
         assert!(all.not_watched().is_some_and(|text| text.starts_with("rule \"new\" is new: ")));

@@ -135,7 +135,7 @@ impl<N: Node> Control<N> {
         let overrides: Vec<Operation> = operations.iter().filter(of_override).cloned().collect();
         let control = Arc::clone(self);
         let look = move |change_plan: ChangePlan| PlanResult {
-            watch: control.denials().forecast(change_plan.scope().touched(), &change_plan.scope().stricter()),
+            watch: control.forecast(change_plan.scope()),
             warnings: warnings(&change_plan, &puts, &overrides, &*node),
             effect: measure(change_plan, approved, turn, &*node),
         };

@@ -9,8 +9,14 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::control::{Control, LoadDepth};
 use crate::denials::{DenialJump, Denials, LOOK_EVERY};
+use crate::guardrail::ChangeScope;
 use crate::node::{ControlEvent, Node};
 use crate::plan::PlanError;
+use crate::watch::WatchForecast;
+
+/// Rules of a forecast under one lock of the denials. More: a forecast ends earlier; loads of rules
+/// wait longer for it.
+const FORECAST_AT_ONCE: usize = 1_000;
 
 /// Actor of automatic rollbacks in the audit.
 pub(crate) const AUTOMATIC: &str = "tidegate: automatic";
@@ -63,6 +69,17 @@ impl<N: Node> Control<N> {
     pub(super) fn denials(&self) -> MutexGuard<'_, Denials> {
         // Counts that are off by one look judge as well.
         self.denials.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the rules of a change that would be watched. A change may touch all rules, so the
+    /// denials are locked for some of them at a time: a load of new rules waits for that lock.
+    pub(super) fn forecast(&self, scope: &ChangeScope) -> WatchForecast {
+        let stricter = scope.stricter();
+        let mut forecast = WatchForecast::default();
+        for some in scope.touched().chunks(FORECAST_AT_ONCE) {
+            self.denials().forecast(some, &stricter, &mut forecast);
+        }
+        forecast
     }
 
     /// Runs work on the denials on a blocking thread. Logs a panic and returns `None`.
