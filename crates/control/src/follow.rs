@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use tidegate_core::{Backoff, with_jitter};
+use tidegate_core::with_jitter;
 use tidegate_rules::snapshot::Snapshot;
-use tidegate_rules::store::{Address, RETRY_MAX, RETRY_MIN, Signal, Store};
+use tidegate_rules::store::{Address, Signal, Store};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -260,7 +260,7 @@ fn seed(now_ms: u64) -> u64 {
 
 /// Opens the store once it is reachable. Retries as for a store that is lost while the server runs.
 async fn find(config: &StoreConfig, seed: u64) -> Store {
-    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX, seed);
+    let mut backoff = config.address.retries(seed);
     loop {
         match Store::open(&config.address).await {
             Ok(store) => return store,
@@ -332,7 +332,7 @@ async fn follow_rows<N: Node>(control: Arc<Control<N>>) {
     loop {
         wait(&control.rows_wanted, is_done).await;
         let look = control.wanted();
-        is_done = log_outcome("rules", control.take_rows(look).await);
+        is_done = log_outcome("rules", control.take_rows(look).await, is_done);
         if !is_done && look == LoadDepth::Everything {
             control.everything_wanted.store(true, Ordering::Relaxed);
         }
@@ -343,7 +343,7 @@ async fn follow_emergencies<N: Node>(control: Arc<Control<N>>) {
     let mut is_done = true;
     loop {
         wait(&control.emergencies_wanted, is_done).await;
-        is_done = log_outcome("emergencies", control.take_emergencies().await);
+        is_done = log_outcome("emergencies", control.take_emergencies().await, is_done);
     }
 }
 
@@ -357,8 +357,9 @@ async fn wait(wanted: &Notify, is_done: bool) {
     }
 }
 
-/// Logs a failed load. Returns whether a retry would be pointless.
-fn log_outcome(what: &str, taken: Result<(), LoadError>) -> bool {
+/// Logs a failed load, unless it is the retry of a logged one. Returns whether a retry would be
+/// pointless.
+fn log_outcome(what: &str, taken: Result<(), LoadError>, was_done: bool) -> bool {
     match taken {
         Ok(()) | Err(LoadError::Stopping) => true,
         Err(LoadError::Refused(problems)) => {
@@ -366,7 +367,9 @@ fn log_outcome(what: &str, taken: Result<(), LoadError>) -> bool {
             true
         }
         Err(LoadError::Failed(error)) => {
-            tracing::warn!(what, %error, "not loaded; the last good set stays in force");
+            if was_done {
+                tracing::warn!(what, %error, "not loaded; the last good set stays in force until a retry succeeds");
+            }
             false
         }
     }

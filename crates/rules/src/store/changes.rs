@@ -7,8 +7,9 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use sqlx::AssertSqlSafe;
 
-use super::database::{Cells, Transaction, Value};
+use super::database::{Cells, Value};
 use super::overrides::NamespaceColumns;
+use super::transaction::Transaction;
 use super::write_transaction::WriteTransaction;
 use super::{ApplyConditions, Attribution, CheckedRevision, RowConflict, Store, StoreError, StoreRevisions};
 use crate::audit::hexadecimal;

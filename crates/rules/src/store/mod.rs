@@ -13,6 +13,7 @@ mod overrides;
 mod rollback;
 mod rows;
 mod trail;
+mod transaction;
 mod watch;
 mod write_transaction;
 
@@ -27,7 +28,7 @@ pub use emergencies::{EMERGENCY_MS_MAX, in_emergency};
 pub use overrides::{OverrideLimit, OverrideOutcome, OverrideQuota, OverrideWrite};
 pub use rollback::Rollback;
 pub use trail::AUDIT_PAGE_MAX;
-pub use watch::{CHANNEL, RETRY_MAX, RETRY_MIN, Signal, Watch};
+pub use watch::{CHANNEL, Signal, Watch};
 
 use crate::audit::ChainBreak;
 use crate::change::{ChangeNeeds, ChangeState, InvalidInput, kind_name};

@@ -1,6 +1,7 @@
 //! Reads the audit back, and follows its chain to the end that the heads know.
 
-use super::database::{Cells, Transaction, Value};
+use super::database::{Cells, Value};
+use super::transaction::Transaction;
 use super::write_transaction::no_heads;
 use super::{Store, StoreError};
 use crate::audit::{AuditEntry, ChainBreak, Checkpoint, Verifier};
