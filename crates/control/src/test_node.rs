@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tidegate_core::bound::Fleet;
-use tidegate_record::{DecisionEntry, LimitTerms, Log, LogSettings, RecordVerdict};
+use tidegate_record::{DecisionEntry, FLUSH_EVERY, LimitTerms, Log, LogSettings, RecordVerdict};
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::Credential;
 use tidegate_rules::{Mode, NamespaceOverrides, Rule, RuleSet};
@@ -87,6 +87,7 @@ impl TestNode {
                 node: "n".to_owned(),
                 seed: 7,
                 otlp: None,
+                flush_every: FLUSH_EVERY,
             };
             let log = Log::open(folder, settings, move || of.now_ms()).expect("a log");
             (log, LogReplay::new(folder, 1.0))

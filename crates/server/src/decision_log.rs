@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tidegate_control::LogReplay;
 use tidegate_record::{
-    Archive, DecisionRecord, Deliveries, HeavyKeys, Log, LogError, LogSettings, Recorder, WhyQuery,
+    Archive, DecisionRecord, Deliveries, FLUSH_EVERY, HeavyKeys, Log, LogError, LogSettings, Recorder,
+    WhyQuery,
 };
 use tokio::runtime::Builder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -55,6 +56,7 @@ impl DecisionLog {
             node: shared.node.host_name.clone(),
             seed: limiter.wall_us(),
             otlp: config.otlp.clone(),
+            flush_every: FLUSH_EVERY,
         };
         let log = Log::open(folder, settings, move || limiter.wall_us() / 1_000)?;
         let recorder = Arc::clone(log.recorder());
