@@ -151,6 +151,8 @@ pub(crate) struct Metrics {
     /// Counts the records of the decision log, once it is open.
     recorder: OnceLock<Arc<Recorder>>,
     deliveries: OnceLock<Deliveries>,
+    /// Whether the embedded store in the data folder is down, if there is one.
+    is_embedded_store_down: OnceLock<Arc<AtomicBool>>,
 }
 
 thread_local! {
@@ -181,6 +183,7 @@ impl Metrics {
             control: ControlMetrics::default(),
             recorder: OnceLock::new(),
             deliveries: OnceLock::new(),
+            is_embedded_store_down: OnceLock::new(),
         }
     }
 
@@ -236,6 +239,12 @@ impl Metrics {
         if let Some(deliveries) = deliveries {
             let _ = self.deliveries.set(deliveries);
         }
+    }
+
+    /// Adds the state of the embedded store in the data folder to the metrics.
+    pub(crate) fn exports_embedded_store(&self, is_down: &Arc<AtomicBool>) {
+        // The data folder is set once.
+        let _ = self.is_embedded_store_down.set(Arc::clone(is_down));
     }
 
     /// Adds up the decisions of all workers. In a region, `local` is a decision of the fallback.
@@ -326,6 +335,11 @@ impl Collector for Scrape {
         self.encode_connections(&mut encoder)?;
         self.encode_reloads(&mut encoder)?;
         self.metrics.control.encode(&mut encoder)?;
+        if let Some(is_down) = self.metrics.is_embedded_store_down.get() {
+            let about = "Whether the store of overrides in the data folder works";
+            let up = encoder.encode_descriptor("overrides_store_up", about, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::from(!is_down.load(Ordering::Relaxed))).encode(up)?;
+        }
         if let Some(recorder) = self.metrics.recorder.get() {
             encode_log(recorder, &mut encoder)?;
         }
@@ -582,6 +596,9 @@ impl ControlMetrics {
 /// Encodes the counts of the decision log.
 fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let counts = recorder.counts();
+    let about = "Whether the decision log takes writes";
+    let up = encoder.encode_descriptor("log_up", about, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(recorder.is_log_up())).encode(up)?;
     let about = "Decision records written to the log";
     let mut written = encoder.encode_descriptor("log_records", about, None, MetricType::Counter)?;
     for kind in RecordKind::ALL {

@@ -239,6 +239,9 @@ impl Shared {
             OverrideScope::Fleet => Overrides::of_fleet(Some(folder), rules, tenants)?,
             OverrideScope::Server => Overrides::embedded(Some(folder), rules, tenants, self.now_ms())?,
         };
+        if self.direct.overrides.scope() == OverrideScope::Server {
+            self.telemetry.metrics.exports_embedded_store(self.direct.overrides.is_store_down());
+        }
         Ok(())
     }
 
