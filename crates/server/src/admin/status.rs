@@ -224,7 +224,7 @@ pub(super) fn degraded(shared: &Shared, audience: Audience) -> Vec<String> {
             Audience::Public => "the rule store".to_owned(),
             Audience::Operators => format!("the rule store {address}"),
         };
-        reasons.push(format!("{store} does not reply: the last good rules stay in force"));
+        reasons.push(format!("{store} does not reply or takes no writes: the last good rules stay in force"));
     }
     if let Some(status) = shared.decider.region.as_ref().and_then(Region::replication_status) {
         if status.is_replicator && !status.is_connected {
