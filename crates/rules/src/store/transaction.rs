@@ -56,9 +56,8 @@ impl WriteHealth {
 /// Whether the store failed. It also refuses writes of this process, which says nothing about it.
 fn is_outage(error: &StoreError) -> bool {
     match error {
-        StoreError::Unreachable(_) => true,
         StoreError::Database(sqlx::Error::Database(error)) => matches!(error.kind(), ErrorKind::Other),
-        StoreError::Database(_) => true,
+        StoreError::Unreachable(_) | StoreError::Database(_) => true,
         _ => false,
     }
 }
