@@ -247,19 +247,19 @@ impl LogThread {
                 // These records are counted as lost, so the next write must not contain them.
                 blocks.clear();
             }
-            if self.note(done) {
+            if self.note(&done) {
                 let done = self.runtime.block_on(self.store.forget_bytes(self.keeping.retention));
-                self.note(done);
+                self.note(&done);
             }
         } else if !self.is_up {
             let done = self.runtime.block_on(self.store.write_nothing());
-            self.note(done);
+            self.note(&done);
         }
         self.open = blocks.pop().filter(Block::stays_open);
         if now_ms.abs_diff(self.looked_ms) >= LOOK_EVERY_MS {
             self.looked_ms = now_ms;
             let done = self.runtime.block_on(self.store.forget_time(self.keeping.retention, now_ms));
-            self.note(done);
+            self.note(&done);
         }
     }
 
@@ -314,9 +314,9 @@ impl LogThread {
 
     /// Logs that the store fails, and that it takes writes again, once each. Returns whether it
     /// takes writes.
-    fn note(&mut self, done: Result<(), LogError>) -> bool {
+    fn note(&mut self, done: &Result<(), LogError>) -> bool {
         let is_up = done.is_ok();
-        if let (Err(error), true) = (&done, self.is_up) {
+        if let (Err(error), true) = (done, self.is_up) {
             tracing::error!(
                 %error,
                 "cannot write the decision log: lost records are counted in `tidegate_log_dropped_total` until \
