@@ -410,7 +410,7 @@ impl EmbeddedStore {
             Ok(()) => self.take_changes(0).await,
             Err(error) => Err(error.into()),
         };
-        self.note(retried.as_ref().map(|()| ()));
+        self.note(retried.as_ref().map(|_| ()));
     }
 
     /// Logs that the store fails, and that it works again, once each.

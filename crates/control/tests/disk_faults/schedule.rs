@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use tidegate_record::RecordKind;
+use tidegate_rules::store::Store;
 use tidegate_testkit::{ALWAYS, DiskFault, FaultSwitch};
 use tokio::time::{interval, timeout};
 
@@ -116,11 +117,11 @@ impl Schedule {
         let Stores { rules, embedded, log } = stores;
         let recorder = std::sync::Arc::clone(log.recorder());
         drop(log);
-        let (counts, recorded) = (recorder.counts(), ledger.tried.get(RECORDS).copied().unwrap_or(0));
+        let (counts, sent) = (recorder.counts(), ledger.tried.get(RECORDS).copied().unwrap_or(0));
         let [written, dropped] = [counts.written(RecordKind::Denial), counts.dropped(RecordKind::Denial)];
         ledger.note_acknowledged(RECORDS, written);
-        if written + dropped != recorded {
-            return Err(format!("of {recorded} records, {written} are written and {dropped} dropped"));
+        if written + dropped != sent {
+            return Err(format!("of {sent} records, {written} are written and {dropped} dropped"));
         }
         // The embedded store has the lock of its folder, which the check needs.
         embedded.close().await;
@@ -150,15 +151,15 @@ async fn recover(stores: &Stores, ledger: &mut Ledger) -> Result<(), String> {
                 ticks.tick().await;
             }
         }
-        last = "the decision log takes no record".to_owned();
+        "the decision log takes no record".clone_into(&mut last);
         let written = || stores.log.recorder().counts().written(RecordKind::Denial);
         let before = written();
         while written() == before || !stores.log.recorder().is_log_up() {
             stores.record("user:after", 1, ledger);
             ticks.tick().await;
         }
-        last = "the store counts as failed".to_owned();
-        while stores.rules.iter().chain([&stores.embedded]).any(|store| store.has_failed_write()) {
+        "the store counts as failed".clone_into(&mut last);
+        while stores.rules.iter().chain([&stores.embedded]).any(Store::has_failed_write) {
             ticks.tick().await;
         }
     })

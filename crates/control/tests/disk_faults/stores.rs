@@ -180,6 +180,7 @@ fn found_in_rules(key: &str) -> bool {
     ["rule", "override", "emergency"].contains(&key)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "takes the error of a result")]
 fn text(error: StoreError) -> String {
     error.to_string()
 }
