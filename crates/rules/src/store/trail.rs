@@ -106,7 +106,7 @@ fn found(cells: &Cells<'_>) -> TrailEntry {
     entry(cells).map_err(|_| cells.number(0).ok())
 }
 
-fn entry(cells: &Cells<'_>) -> Result<AuditEntry, StoreError> {
+pub(super) fn entry(cells: &Cells<'_>) -> Result<AuditEntry, StoreError> {
     Ok(AuditEntry {
         sequence: cells.number(0)?,
         at_ms: cells.number(1)?,

@@ -102,6 +102,7 @@ on_both! {
     overrides_have_a_maximum_in_the_store,
     watchers_are_notified_of_changes,
     tampering_with_the_tables_is_found,
+    alarms_are_entries_of_the_audit_and_no_changes,
     an_export_of_the_audit_holds_elsewhere,
     a_schema_of_a_later_version_is_refused,
 }

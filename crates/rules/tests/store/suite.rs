@@ -5,8 +5,8 @@ use tidegate_rules::audit::{ChainBreak, verify_lines};
 use tidegate_rules::change::{Change, ChangeNeeds, ChangeState, OPERATIONS_MAX, Operation, Proposal};
 use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::{
-    ApplyConditions, Attribution, CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, CheckedRevision, Credential,
-    EMERGENCY_MS_MAX, Rollback, Signal, Store, StoreError, StoreRevisions, WAITING_MAX, Watch,
+    AlarmSubject, ApplyConditions, Attribution, CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, CheckedRevision,
+    Credential, EMERGENCY_MS_MAX, Rollback, Signal, Store, StoreError, StoreRevisions, WAITING_MAX, Watch,
 };
 use tidegate_rules::{EMERGENCIES_MAX, RuleSet};
 use tidegate_testkit::START_TIME_MAX;
@@ -901,6 +901,23 @@ pub(crate) async fn tampering_with_the_tables_is_found(test_database: &TestDatab
     assert_eq!(found(store.verify_audit(Some(&kept)).await), ChainBreak::CutOff { missing: 9, count: 9 });
     apply(&store, vec![put("z", 1)]).await;
     assert_eq!(found(store.verify_audit(Some(&kept)).await), ChainBreak::Rewritten { sequence: 9 });
+}
+
+pub(crate) async fn alarms_are_entries_of_the_audit_and_no_changes(test_database: &TestDatabase) {
+    let store = test_database.store().await;
+    let change = apply(&store, vec![put("a", 1)]).await;
+    let before = store.revisions().await.expect("revisions");
+    let subjects = [AlarmSubject::Change(change.id), AlarmSubject::Emergency("stop")];
+    for subject in subjects {
+        store.put_alarm(subject, "many keys", by("ada")).await.expect("put");
+    }
+    let alarms = store.alarms(10).await.expect("alarms");
+    let details: Vec<&str> = alarms.iter().map(|entry| entry.detail.as_str()).collect();
+    let of_change = format!(r#"{{"change":{},"reason":"many keys"}}"#, change.id);
+    assert_eq!(details, [r#"{"emergency":"stop","reason":"many keys"}"#, &*of_change], "the latest first");
+    assert_eq!(store.alarms(1).await.expect("alarms").len(), 1);
+    assert_eq!(store.revisions().await.expect("revisions"), before);
+    audit_count(&store).await;
 }
 
 pub(crate) async fn an_export_of_the_audit_holds_elsewhere(test_database: &TestDatabase) {
