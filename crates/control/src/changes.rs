@@ -10,6 +10,7 @@ use tidegate_rules::store::{ApplyConditions, Attribution, StoreError};
 
 use crate::consent::{self, ChangeKind};
 use crate::control::{Control, Stopping};
+use crate::denials::AlarmCause;
 use crate::guardrail::{ApprovedEffect, ChangeEffect};
 use crate::node::Node;
 use crate::plan::{PlanError, PlanResult};
@@ -76,7 +77,7 @@ impl<N: Node> Control<N> {
         (kind, operations): (ChangeKind, &[Operation]),
         caller: &str,
     ) -> Result<PlanResult, PlanError> {
-        self.plan_for(rule_rows, (kind, operations), ApprovedEffect::default(), caller).await
+        self.plan_for(rule_rows, (kind, operations), None, caller).await
     }
 
     /// Plans a stored change again, compared with its approved effect: traffic goes on while a
@@ -86,7 +87,7 @@ impl<N: Node> Control<N> {
         rule_rows: &Arc<RuleRows>,
         stored: &StoredChange,
     ) -> Result<PlanResult, PlanError> {
-        let approved = stored.approved().unwrap_or_default();
+        let approved = stored.change.approval.as_ref().map(|_| stored.approved().unwrap_or_default());
         let change = (stored.kind(), stored.operations.as_slice());
         self.plan_for(rule_rows, change, approved, &stored.change.author).await
     }
@@ -95,16 +96,21 @@ impl<N: Node> Control<N> {
         self: &Arc<Self>,
         rule_rows: &Arc<RuleRows>,
         (kind, operations): (ChangeKind, &[Operation]),
-        approved: ApprovedEffect,
+        approved: Option<ApprovedEffect>,
         author: &str,
     ) -> Result<PlanResult, PlanError> {
-        let planned = self.evaluate(rule_rows, operations, approved).await?;
+        let is_approved = approved.is_some();
+        let planned = self.evaluate(rule_rows, operations, approved.unwrap_or_default()).await?;
         let effect = self.fit_to_approvers(planned.effect, rule_rows, author).await?;
         let effect = match consent::confirmation(kind, rule_rows, operations) {
             Some(confirmation) => effect.confirmed_for(&confirmation),
             None => effect,
         };
-        Ok(PlanResult { effect, ..planned })
+        // An approved change is not undone automatically.
+        let needs_approval = is_approved || effect.needs == ChangeNeeds::Approver;
+        let watch =
+            if needs_approval { planned.watch.alarm_only(AlarmCause::Approved) } else { planned.watch };
+        Ok(PlanResult { effect, watch, ..planned })
     }
 
     /// Adapts an effect whose approval could never come.

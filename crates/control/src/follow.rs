@@ -188,6 +188,7 @@ impl<N: Node> Control<N> {
             denials: Mutex::default(),
             unreviewed: tokio::sync::Mutex::new(Some(UnreviewedChanges::at_start())),
             last_rollback: ArcSwapOption::empty(),
+            last_alarm: ArcSwapOption::empty(),
             plan_permits: PlanPermits::default(),
             beside: tokio::sync::Mutex::default(),
             verifying_audit: tokio::sync::Mutex::new(()),

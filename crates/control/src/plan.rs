@@ -1,20 +1,22 @@
 //! Plans: a change is compiled and measured as a whole before it is applied, by people or by the
 //! server itself.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
-use tidegate_rules::EMERGENCIES_MAX;
 use tidegate_rules::change::Operation;
 use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRows};
 use tidegate_rules::store::{StoreError, in_emergency};
+use tidegate_rules::{Class, EMERGENCIES_MAX, Rule};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::control::{Control, Stopping, let_go};
+use crate::denials::AlarmCause;
 use crate::guardrail::{ApprovedEffect, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS};
 use crate::log_replay::ReplayTurn;
 use crate::node::{Node, NodeRules};
+use crate::row_tenants::RowTenants;
 use crate::watch::WatchForecast;
 
 /// Number of changes of people that are compiled and measured at a time. Higher: fewer wait for
@@ -134,8 +136,9 @@ impl<N: Node> Control<N> {
         let of_override = |operation: &&Operation| operation.row().0 == RowKind::Override;
         let overrides: Vec<Operation> = operations.iter().filter(of_override).cloned().collect();
         let control = Arc::clone(self);
+        let (rows_before, all) = (Arc::clone(rule_rows), operations.to_vec());
         let look = move |change_plan: ChangePlan| PlanResult {
-            watch: control.denials().forecast(change_plan.scope().touched(), &change_plan.scope().stricter()),
+            watch: forecast(&control, &change_plan, (&rows_before, &all), &*node),
             warnings: warnings(&change_plan, &puts, &overrides, &*node),
             effect: measure(change_plan, approved, turn, &*node),
         };
@@ -211,6 +214,33 @@ impl<N: Node> Control<N> {
             tried.map(drop).map_err(|problems| problems.to_string())
         })
         .await
+    }
+}
+
+/// Returns the rules that a change would be watched for, and whether it would be undone.
+fn forecast<N: Node>(
+    control: &Control<N>,
+    change_plan: &ChangePlan,
+    (rule_rows, operations): (&RuleRows, &[Operation]),
+    node: &N,
+) -> WatchForecast {
+    let (in_force, scope) = (node.rules(), change_plan.scope());
+    let is_touched =
+        |rule: &&Rule| scope.touched().binary_search_by(|name| name.as_str().cmp(&rule.name)).is_ok();
+    let before: HashMap<&str, &Rule> =
+        in_force.set().rules().iter().filter(is_touched).map(|rule| (&*rule.name, rule)).collect();
+    let after: Vec<&Rule> = change_plan.after().rules().iter().filter(is_touched).collect();
+    let is_rekeyed = |rule: &&&Rule| before.get(&*rule.name).is_some_and(|before| before.key != rule.key);
+    let rekeyed = after.iter().filter(is_rekeyed).map(|rule| rule.name.to_string()).collect();
+    let mut forecast = control.denials().forecast(scope.touched(), &scope.stricter(), &rekeyed, &*in_force);
+    let mut all = before.values().chain(&after);
+    if let Some(rule) = all.find(|rule| rule.class == Class::Security) {
+        forecast = forecast.alarm_only(AlarmCause::Security(rule.name.to_string()));
+    }
+    let tenants = RowTenants { before: rule_rows, after: rule_rows };
+    match tenants.of_all(operations) {
+        Some(tenant) => forecast.of_tenant(&tenant),
+        None => forecast,
     }
 }
 

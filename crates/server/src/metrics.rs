@@ -489,6 +489,7 @@ pub(crate) struct ControlMetrics {
     outcomes: [AtomicU64; StoreLoad::ALL.len()],
     rolled_back: AtomicU64,
     not_rolled_back: AtomicU64,
+    alarmed: AtomicU64,
     lag: [AtomicU64; LAG_BUCKETS_MS.len() + 1],
     lag_sum_ms: AtomicU64,
 }
@@ -508,6 +509,7 @@ impl ControlMetrics {
             ControlEvent::Lagged { ms } => self.lagged(ms),
             ControlEvent::RolledBack => add(&self.rolled_back, 1),
             ControlEvent::NotRolledBack => add(&self.not_rolled_back, 1),
+            ControlEvent::Alarmed => add(&self.alarmed, 1),
         }
     }
 
@@ -557,9 +559,11 @@ impl ControlMetrics {
             let count = self.outcomes[outcome as usize].load(Ordering::Relaxed);
             ConstCounter::new(count).encode(reloads.encode_family(&[("outcome", outcome.as_str())])?)?;
         }
-        let about = "Automatic rollbacks of this server after a jump of denials, by result";
+        let about = "Changes after which this server saw a jump of denied keys, by result";
         let mut rolled = encoder.encode_descriptor("rules_rollbacks", about, None, MetricType::Counter)?;
-        for (outcome, count) in [("done", &self.rolled_back), ("refused", &self.not_rolled_back)] {
+        for (outcome, count) in
+            [("done", &self.rolled_back), ("refused", &self.not_rolled_back), ("alarm", &self.alarmed)]
+        {
             let count = ConstCounter::new(count.load(Ordering::Relaxed));
             count.encode(rolled.encode_family(&[("outcome", outcome)])?)?;
         }

@@ -13,6 +13,7 @@ use serde::Serialize;
 use tidegate::headers::ResetStyle;
 use tidegate::region::RegionPolicy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
+use tidegate_control::KeyMemory;
 use tidegate_core::bound::Fleet;
 use tidegate_rules::pattern::Pattern;
 use tidegate_rules::{Class, NamespaceOverrides, Regime};
@@ -42,6 +43,7 @@ pub(crate) struct Shared {
     pub(crate) fleet: FleetState,
     pub(crate) credentials: CredentialState,
     pub(crate) rules: Arc<RuleState>,
+    pub(crate) key_memory: KeyMemory,
     pub(crate) direct: DirectLimits,
     pub(crate) telemetry: Telemetry,
     pub(crate) protocol: ProtocolSettings,
@@ -211,8 +213,10 @@ impl Shared {
             }
         };
         let fleet = FleetState::new(&config.region, now_ms);
+        let key_memory = key_memory(config.rules.as_ref(), &names)?;
         Ok(Self {
             tenants,
+            key_memory,
             node: Identity::new(&config.region.name, now_ms),
             credentials: CredentialState::new(std::mem::take(&mut config.credentials), &decider),
             rules,
@@ -271,6 +275,17 @@ impl Shared {
         // Principals are made from the same list.
         &self.tenants[index]
     }
+}
+
+/// Returns the memory for the recent keys of rules. Changes of a file are not watched, so its rules
+/// need none.
+fn key_memory(rules: Option<&RulesConfig>, tenants: &[String]) -> Result<KeyMemory, StartError> {
+    let random = || {
+        let problem = |error| StartError::File(format!("the system gave no random bytes: {error}"));
+        getrandom::u64().map_err(problem)
+    };
+    let tenants = if matches!(rules, Some(RulesConfig::File(_))) { &[] } else { tenants };
+    Ok(KeyMemory::new((random()?, random()?), tenants.iter().map(String::as_str)))
 }
 
 impl Identity {

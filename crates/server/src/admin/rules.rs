@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tidegate_control::{ChangeError, ChangeKind, ChangeOutcome, PlanResult, WatchForecast};
+use tidegate_control::{Alarm, ChangeError, ChangeKind, ChangeOutcome, PlanResult, WatchForecast};
 use tidegate_core::bound::Fleet;
 use tidegate_rules::change::{Change, Operation, Proposal, kind_name, kind_of};
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
@@ -14,7 +14,7 @@ use tidegate_rules::store::{HISTORY_MAX, Rollback};
 use tidegate_rules::{Rule, RuleSet};
 
 use super::params::{QueryParams, body};
-use super::status::AutomaticRollbackBody;
+use super::status::{AlarmBody, AutomaticRollbackBody};
 use super::{AdminResult, control, refused, take_over, unfit};
 use crate::auth::Role;
 use crate::bounds::{BoundReport, Situation};
@@ -82,7 +82,7 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
     let after = given.text("after").map(place).transpose()?;
     let control = control(req)?;
     let rule_rows = current(control).await?;
-    let rollback = control.last_rollback();
+    let (rollback, alarm) = (control.last_rollback(), control.last_alarm());
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet.measured());
     let to_json = aside(move || {
@@ -96,6 +96,7 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
             "rows": row_bodies(&fleet, rules.set(), page),
             "next": next,
             "last_automatic_rollback": rollback.as_deref().map(AutomaticRollbackBody::from),
+            "last_alarm": alarm.as_deref().map(AlarmBody::from),
         })
     });
     Ok(json(StatusCode::OK, &to_json.await?))
@@ -368,19 +369,32 @@ pub(super) async fn history(req: &HttpRequest<'_>) -> AdminResult {
         None => None,
         Some(_) => Some(given.number("before", 0, 1, u64::MAX)?),
     };
-    let found = control(req)?.store().history(limit, before).await.map_err(|error| refused(&error))?;
-    let changes: Vec<Value> = found.iter().map(to_json).collect();
+    let control = control(req)?;
+    let found = control.store().history(limit, before).await.map_err(|error| refused(&error))?;
+    let alarms = control.alarms().await.map_err(|error| refused(&error))?;
+    let changes: Vec<Value> = found.iter().map(|change| with_alarm(change, &alarms)).collect();
     Ok(json(StatusCode::OK, &json!({ "changes": changes })))
 }
 
 /// `GET /v1/rules/changes/{id}`
 pub(super) async fn change(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let id = change_id(id)?;
-    let store = control(req)?.store();
+    let control = control(req)?;
+    let store = control.store();
     let change = store.change(id).await.map_err(|error| refused(&error))?;
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
     let operations: Vec<Value> = operations.iter().map(operation_to_json).collect();
-    Ok(json(StatusCode::OK, &json!({ "change": to_json(&change), "operations": operations })))
+    let alarms = control.alarms().await.map_err(|error| refused(&error))?;
+    let change = with_alarm(&change, &alarms);
+    Ok(json(StatusCode::OK, &json!({ "change": change, "operations": operations })))
+}
+
+/// Converts a change for a response, with its alarm.
+fn with_alarm(change: &Change, alarms: &[Alarm]) -> Value {
+    let alarm = alarms.iter().find(|alarm| alarm.change == Some(change.id));
+    let mut body = to_json(change);
+    body["alarm"] = json!(alarm.map(AlarmBody::from));
+    body
 }
 
 fn operation_to_json(operation: &Operation) -> Value {
