@@ -47,7 +47,7 @@ pub use dimensions::{
 pub use emergency::EMERGENCIES_MAX;
 pub use file::FILE_BYTES_MAX;
 pub use lines::TomlLines;
-pub use network::{canonical, parse_network};
+pub use network::{AddressCover, canonical, parse_network};
 pub use overrides::{
     IDENTIFIER_STARS_MAX, LOOSE_WILDCARDS_MAX, NAMESPACE_TEXT_CHARS_MAX, NamespaceOverride,
     NamespaceOverrides, OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, OVERRIDES_MAX,

@@ -5,6 +5,7 @@
 //! transaction with its audit entries and its raised revision. Reads never wait for changes.
 
 mod address;
+mod author_changes;
 mod changes;
 mod credentials;
 mod database;
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use address::{Address, InvalidAddress};
+pub use author_changes::{AUTHOR_CHANGES_MAX, AuthorChanges, EarlierRow};
 pub use changes::{HISTORY_MAX, WAITING_MAX};
 pub use credentials::{CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, Credential};
 pub use emergencies::{EMERGENCY_MS_MAX, in_emergency};
