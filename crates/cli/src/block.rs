@@ -15,7 +15,9 @@ pub(crate) fn command() -> Command {
         .long_about(
             "Deny all requests of a key, at once and for at most an hour. A repeated block starts its time \
              again. Without a key, the block denies all requests of the rule. Without a rule, it denies \
-             all requests under any rule. Both require a confirmation.",
+             all requests under any rule. Both require a confirmation. So do blocks of yours that cover more \
+             addresses together than a /16 (IPv6: a /32). Above a /8 (IPv6: a /16) they require a token \
+             that may approve.",
         )
         .args(place_args())
         .arg(Arg::new("for").long("for").value_name("PERIOD").default_value("1h").help(

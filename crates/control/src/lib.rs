@@ -15,6 +15,7 @@ mod consent;
 mod control;
 mod credentials;
 mod denials;
+mod emergency_consent;
 mod follow;
 mod guardrail;
 mod log_replay;
@@ -24,6 +25,8 @@ mod plan;
 mod review;
 mod rollback;
 mod rule_count;
+#[cfg(test)]
+mod series_tests;
 mod snapshots;
 #[cfg(test)]
 mod test_node;
@@ -37,7 +40,7 @@ pub use consent::ChangeKind;
 pub use control::{Control, Stopping};
 pub use denials::LOOK_EVERY;
 pub use follow::{StoreConfig, StoreFollower};
-pub use guardrail::ChangeEffect;
+pub use guardrail::{ChangeEffect, Consent};
 pub use log_replay::LogReplay;
 pub use node::{ControlEvent, CredentialTarget, Node, NodeRules, RuleTarget};
 pub use overrides::OverrideWriteError;

@@ -58,7 +58,7 @@ impl DecisionLog {
         };
         let log = Log::open(folder, settings, move || limiter.wall_us() / 1_000)?;
         let recorder = Arc::clone(log.recorder());
-        let replay = LogReplay::new(log.folder(), recorder.sample_rate());
+        let replay = LogReplay::new(log.folder(), recorder.sample_rate()).requiring(config.evidence);
         Ok(Self { log, recorder, queries: Arc::new(Semaphore::new(QUERIES_MAX)), replay })
     }
 
@@ -182,6 +182,7 @@ mod tests {
             sample_rate: 1.0,
             retention: Duration::from_hours(1),
             bytes_max: 1 << 20,
+            evidence: Duration::ZERO,
             otlp: None,
         };
         DecisionLog::open(folder, &log, LogOwner { threads: 1, region: String::new() }, &shared)

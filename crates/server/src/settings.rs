@@ -135,6 +135,13 @@ pub const SETTINGS: &[Setting] = &[
          Higher: a flood of denials deletes fewer records",
     ),
     setting(
+        "log_evidence",
+        "TIME",
+        "5m",
+        "Time that the records of a rule must cover to show that a change denies little, 0s to 1h. \
+         Longer: more changes after a start need the consent of their worst case",
+    ),
+    setting(
         "log_otlp",
         "URL",
         "",

@@ -76,8 +76,10 @@ fn apply_command() -> Command {
         .long_about(
             "Apply a rules file, deletions, or an approved change. The command prints the plan first. A \
              change that newly denies more than 5 % of recent requests, or deletes a row, requires a \
-             confirmation. Above 50 % it waits for an approval by another person.\n\nExit status: 0 if the \
-             change is applied, 3 if it waits, 1 if it is refused, 64 for wrong usage or invalid rules.",
+             confirmation. Above 50 % it waits for an approval by another person. So does a change that \
+             weakens a security rule, or blocks more addresses than a /8. Your changes of the last 24 hours \
+             are judged together: the plan names the time and the limits.\n\nExit status: 0 if the change \
+             is applied, 3 if it waits, 1 if it is refused, 64 for wrong usage or invalid rules.",
         )
         .args(operations::args())
         .arg(

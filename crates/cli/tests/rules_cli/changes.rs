@@ -278,10 +278,11 @@ fn unreadable_decision_log_does_not_prevent_changes() {
         std::fs::write(&file, b"no database, but long enough that nobody takes it for a new one".repeat(99))
             .expect("written");
     }
-    let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(60)]);
+    let slower = desk.slower_rule(60);
+    let (status, printed) = desk.run("ann", &["rules", "apply", &slower]);
     assert_eq!(status, 1, "{printed}");
     assert!(printed.contains("the decision log cannot be read") && printed.contains("--yes"), "{printed}");
-    desk.good("ann", &["rules", "apply", &desk.rule(60), "--yes"]);
+    desk.good("ann", &["rules", "apply", &slower, "--yes"]);
     desk.good("ann", &["rules", "rollback", "--change", "2", "--yes"]);
     // Halving a limit needs approval, like denying half of the requests.
     let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(50), "--yes"]);
@@ -348,7 +349,8 @@ fn terminal_user_is_asked_for_confirmation() {
     let (status, printed) = desk.run_at_terminal("ann", &apply, b"y\n");
     assert_eq!(status, 0, "{printed}");
     assert!(printed.contains("change 1: applied, revision 1"), "{printed}");
-    let (status, printed) = desk.run_at_terminal("ann", &["rules", "apply", &desk.rule(60)], b"yes\n");
+    let slower = ["rules", "apply", &desk.slower_rule(60)];
+    let (status, printed) = desk.run_at_terminal("ann", &slower, b"yes\n");
     assert_eq!((status, revision()), (0, 2.into()), "{printed}");
 }
 
