@@ -167,8 +167,11 @@ fn rollback(matches: &ArgMatches) -> CommandResult {
 
 fn set_mode(matches: &ArgMatches, mode: &str) -> CommandResult {
     let name = matches.get_one::<String>("name").map_or("", String::as_str);
-    let path = format!("/v1/rules/{}/{mode}", segment(name));
-    send(&Client::new(matches)?, &path, with_reason(json!({}), matches), matches, None)
+    let (client, name) = (Client::new(matches)?, segment(name));
+    // A change of the rule since then causes a conflict.
+    let seen = client.get(&format!("/v1/rules/rule/{name}"), &[])?.decided(&[200])?.body;
+    let question = json!({ "base_revision": seen["revision"] });
+    send(&client, &format!("/v1/rules/{name}/{mode}"), with_reason(question, matches), matches, None)
 }
 
 fn with_reason(mut question: serde_json::Value, matches: &ArgMatches) -> serde_json::Value {

@@ -121,14 +121,20 @@ fn a_rollback_and_a_deletion_say_what_they_remove_and_ask() {
         (&planned["diff"][0]["does"], &planned["diff"][0]["name"]),
         (&json!("delete"), &json!("per_user"))
     );
-    let delete = json!({ "operations": [{ "do": "delete", "kind": "rule", "name": "per_user" }] });
+    let delete = json!({
+        "operations": [{ "do": "delete", "kind": "rule", "name": "per_user" }], "base_revision": 1,
+    });
     for (target, question, words) in [
         (
             "/v1/rules/rollback",
-            json!({ "to_revision": 0 }),
+            json!({ "to_revision": 0, "base_revision": 1 }),
             "confirmed: the rollback removes rule \"per_user\"; ",
         ),
-        ("/v1/rules/rollback", json!({ "change": 1 }), "confirmed: the rollback removes rule \"per_user\"; "),
+        (
+            "/v1/rules/rollback",
+            json!({ "change": 1, "base_revision": 1 }),
+            "confirmed: the rollback removes rule \"per_user\"; ",
+        ),
         ("/v1/rules/apply", delete, "confirmed: the change removes rule \"per_user\"; "),
     ] {
         let reply = post(&server, target, &question);

@@ -323,7 +323,8 @@ fn change_against_an_old_revision_is_a_conflict() {
     let operation = r#"{"do":"delete","kind":"rule","name":"per_user"}"#;
     let body = &format!(r#"{{"operations":[{operation}],"base_revision":1,"confirmed":true}}"#);
     let (status, problem) = desk.ask("bea", "POST", "/v1/rules/apply", Some(body));
-    let detail = "conflict: changed in the meantime: rule \"per_user\" (revision 2)";
+    let detail = "conflict: changed in the meantime: rule \"per_user\" (revision 2); plan the change \
+                  again, and send its `base_revision`";
     assert_eq!((status, &problem["detail"]), (409, &detail.into()));
     assert_eq!(desk.json("ann", &["rules", "list"])["rows"][0]["version"], 2);
 }

@@ -129,8 +129,8 @@ fn a_rule_in_an_emergency_is_not_deleted() {
     desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
     let emergency = r#"{"id": "stop", "action": "block", "rule": "per_user", "confirmed": true}"#;
     assert_eq!(desk.ask("ann", "POST", "/v1/emergencies", Some(emergency)).0, 200);
-    let delete =
-        r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}], "confirmed": true}"#;
+    let delete = r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}], "base_revision": 1,
+            "confirmed": true}"#;
     let plan = r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}]}"#;
     for (route, body) in [("/v1/rules/plan", plan), ("/v1/rules/apply", delete)] {
         let (status, answer) = desk.ask("ann", "POST", route, Some(body));

@@ -205,7 +205,12 @@ impl fmt::Display for StoreError {
                 let row = |row: &RowConflict| {
                     format!("{} {:?} (revision {})", kind_name(row.kind), row.name, row.revision)
                 };
-                write!(f, "conflict: changed in the meantime: {}", listed(rows, row))
+                write!(
+                    f,
+                    "conflict: changed in the meantime: {}; plan the change again, and send its \
+                     `base_revision`",
+                    listed(rows, row)
+                )
             }
             Self::Missing(rows) => {
                 let row = |row: &(RowKind, String)| format!("{} {:?}", kind_name(row.0), row.1);
@@ -237,7 +242,11 @@ impl fmt::Display for StoreError {
                 checked.revision, checked.emergency_revision, now.revision, now.emergency_revision
             ),
             Self::Ahead { base_revision, revision } => {
-                write!(f, "base_revision: {base_revision} is outside 0 to {revision}, the latest revision")
+                write!(
+                    f,
+                    "base_revision: {base_revision} is outside 0 to {revision}, the latest revision; plan \
+                     the change again, and send its `base_revision`"
+                )
             }
             Self::Needs(id, ChangeNeeds::Approver) => {
                 write!(f, "change {id} needs the approval of another person than its author")

@@ -168,14 +168,17 @@ pub(crate) async fn a_row_that_changed_in_the_meantime_is_a_conflict(test_databa
     }
     let both =
         store.apply_new(&proposal(1, vec![put("c", 3), put("d", 3), put("a", 3)]), false, by("ada")).await;
-    let message = "conflict: changed in the meantime: rule \"d\" (revision 2), rule \"a\" (revision 2)";
+    let message = "conflict: changed in the meantime: rule \"d\" (revision 2), rule \"a\" (revision 2); \
+                   plan the change again, and send its `base_revision`";
     assert_eq!(refused(both), message);
     store
         .apply_new(&proposal(1, vec![put("c", 3)]), false, by("ada"))
         .await
         .expect("no other change of the row");
     let early = store.apply_new(&proposal(4, vec![put("c", 3)]), false, by("ada")).await;
-    assert_eq!(refused(early), "base_revision: 4 is outside 0 to 3, the latest revision");
+    let message = "base_revision: 4 is outside 0 to 3, the latest revision; plan the change again, \
+                   and send its `base_revision`";
+    assert_eq!(refused(early), message);
 }
 
 pub(crate) async fn a_change_happens_whole_or_not_at_all(test_database: &TestDatabase) {
@@ -414,7 +417,9 @@ pub(crate) async fn a_rollback_of_one_change_minds_later_ones(test_database: &Te
     let first = apply(&store, vec![put("a", 1), put("b", 1)]).await;
     apply(&store, vec![put("b", 2)]).await;
     let outcome = roll_back(&store, Rollback::Change(first.id), "", by("ada")).await;
-    assert_eq!(refused(outcome), "conflict: changed in the meantime: rule \"b\" (revision 2)");
+    let message = "conflict: changed in the meantime: rule \"b\" (revision 2); plan the change \
+                   again, and send its `base_revision`";
+    assert_eq!(refused(outcome), message);
     assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 2, 2)]);
 }
 

@@ -272,13 +272,26 @@ pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
     let rule_rows = current(control).await?;
     match (operations, change) {
         (Some(operations), None) => {
-            let base_revision = base_revision.unwrap_or(rule_rows.revision);
+            let base_revision = required(base_revision, &rule_rows)?;
             let proposal = Proposal::new(base_revision, reason, OperationBody::read(operations)?);
             make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
         }
         (None, Some(id)) => apply_stored(req, &rule_rows, id, confirmed).await,
         _ => Err(Problem::bad_request("operations, change: one of the two is needed")),
     }
+}
+
+/// Returns the revision that the author of a change looked at. Without it, the change could undo a
+/// later one that its author has not seen. Before the first change there is none.
+fn required(base_revision: Option<u64>, rule_rows: &RuleRows) -> Result<u64, Problem> {
+    let revision = rule_rows.revision;
+    let missing = || {
+        Problem::bad_request(format!(
+            "base_revision: missing; plan the change with `POST /v1/rules/plan` and send its `base_revision` \
+             (the latest is {revision})"
+        ))
+    };
+    base_revision.or((revision == 0).then_some(0)).ok_or_else(missing)
 }
 
 /// Applies a stored change, after another plan: its effect may have changed since.
@@ -449,10 +462,10 @@ pub(super) async fn rollback(req: &HttpRequest<'_>) -> AdminResult {
     let what = RollbackTarget { change, to_revision }.read("")?;
     let control = control(req)?;
     let rule_rows = current(control).await?;
+    let base_revision = required(base_revision, &rule_rows)?;
     let mut proposal = control.store().restoring(what, &reason).await.map_err(|error| refused(&error))?;
     // Rows that changed after the author's plan are conflicts.
-    proposal.base_revision =
-        base_revision.map_or(proposal.base_revision, |base| base.min(proposal.base_revision));
+    proposal.base_revision = base_revision.min(proposal.base_revision);
     make(req, &rule_rows, (ChangeKind::Rollback, proposal), confirmed).await
 }
 
@@ -460,6 +473,7 @@ pub(super) async fn rollback(req: &HttpRequest<'_>) -> AdminResult {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ModeBody {
+    base_revision: Option<u64>,
     #[serde(default)]
     reason: String,
     #[serde(default)]
@@ -468,12 +482,12 @@ struct ModeBody {
 
 /// `POST /v1/rules/{name}/shadow` and `/enforce`: a change like any other.
 pub(super) async fn set_mode(req: &HttpRequest<'_>, name: &str, mode: &str) -> AdminResult {
-    let ModeBody { reason, confirmed } = body(req)?;
+    let ModeBody { base_revision, reason, confirmed } = body(req)?;
     let rule_rows = current(control(req)?).await?;
     let mut wanted = object(&find(&rule_rows, RowKind::Rule, name)?.body);
     wanted["mode"] = mode.into();
     let operations =
         vec![Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: wanted.to_string() }];
-    let proposal = Proposal::new(rule_rows.revision, reason, operations);
+    let proposal = Proposal::new(required(base_revision, &rule_rows)?, reason, operations);
     make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
 }
