@@ -36,6 +36,7 @@ mod period;
 mod problems;
 pub mod rows;
 mod rule;
+mod secrets;
 mod set;
 pub mod snapshot;
 pub mod store;
@@ -56,6 +57,7 @@ pub use overrides::{
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};
 pub use rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
+pub use secrets::{SECRET_HEADERS_MAX, SecretHeaders, digest as secret_digest};
 pub use set::{
     EffectiveTerms, EmergencyTerms, InheritedTerms, LOOKED_AT_RULES_MAX, RULES_MAX, RuleMatch, RuleSet,
     SCANNED_RULES_MAX,

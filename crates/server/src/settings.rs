@@ -269,6 +269,14 @@ pub const SETTINGS: &[Setting] = &[
          none",
     )
     .list(),
+    setting(
+        "secret_headers",
+        "FIELDS",
+        "",
+        "Header fields whose values are counted and logged as digests, besides Authorization, Cookie, \
+         X-Api-Key and the like, separated by commas; the same on every server",
+    )
+    .list(),
     setting("reset_header", "STYLE", "epoch", "Format of X-RateLimit-Reset: \"epoch\" or \"delta\" seconds"),
     setting("tls_cert", "FILE", "", "Certificate chain (PEM) of every listener"),
     setting("tls_key", "FILE", "", "Private key (PEM) of that certificate"),

@@ -15,7 +15,7 @@ use tidegate::region::RegionPolicy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
 use tidegate_core::bound::Fleet;
 use tidegate_rules::pattern::Pattern;
-use tidegate_rules::{Class, NamespaceOverrides, Regime};
+use tidegate_rules::{Class, NamespaceOverrides, Regime, SecretHeaders};
 use utoipa::ToSchema;
 
 use crate::auth::{Caller, Credentials, Principal, TenantIndex};
@@ -119,6 +119,8 @@ pub(crate) struct Telemetry {
 pub(crate) struct ProtocolSettings {
     /// Proxies that may state the client's address.
     pub(crate) trusted_proxies: Vec<IpNet>,
+    /// Header fields whose values are kept as digests.
+    pub(crate) secret_headers: SecretHeaders,
     /// The unit of `X-RateLimit-Reset`.
     pub(crate) reset: ResetStyle,
     pub(crate) client_timeouts: ClientTimeouts,
@@ -220,6 +222,7 @@ impl Shared {
             telemetry: Telemetry::new(config.workers, &decider, &fleet, names),
             protocol: ProtocolSettings {
                 trusted_proxies: std::mem::take(&mut config.trusted_proxies),
+                secret_headers: std::mem::take(&mut config.secret_headers),
                 reset: config.reset,
                 client_timeouts: ClientTimeouts {
                     idle: config.idle_timeout,

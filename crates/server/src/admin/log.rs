@@ -85,6 +85,12 @@ pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
     let Some(key) = given.text("key").filter(|key| !key.is_empty()) else {
         return Err(Problem::bad_request("key: missing; the key of a request, such as user:42"));
     };
+    // Neither the search nor the answer has the credential of the question.
+    let key = {
+        let index = req.shared.tenants.iter().position(|known| known.name == tenant).unwrap_or_default();
+        let rules = req.shared.rules.load();
+        req.shared.protocol.secret_headers.hide_in_key(key, rules.dimensions_used(index))
+    };
     let now_ms = req.shared.now_ms();
     let at_ms = moment(given.text("at").unwrap_or("now"), now_ms)
         .map_err(|problem| Problem::bad_request(format!("at: {problem}")))?;
@@ -92,7 +98,7 @@ pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
     let records = given.number("records", RECORDS as u64, 1, RECORDS_MAX as u64)?;
     let question = WhyRequest {
         tenant: tenant.clone(),
-        key: key.to_owned(),
+        key: key.clone().into_owned(),
         at_ms,
         window_ms,
         records: usize::try_from(records).unwrap_or(RECORDS),
@@ -101,7 +107,8 @@ pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
     let records =
         records.into_iter().map(|record| RecordBody { at: timestamp(record.at_ms), record }).collect();
     let notices = notices(req, principal, now_ms);
-    let answer = WhyBody { tenant: &tenant, key, at: timestamp(at_ms), window_ms, records, similar, notices };
+    let answer =
+        WhyBody { tenant: &tenant, key: &key, at: timestamp(at_ms), window_ms, records, similar, notices };
     Ok(json(StatusCode::OK, &answer))
 }
 

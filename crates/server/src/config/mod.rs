@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate::headers::ResetStyle;
+use tidegate_rules::SecretHeaders;
 use tidegate_rules::pattern::Pattern;
 
 use self::reader::Reader;
@@ -72,6 +73,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// Proxies that may state the client's address.
     pub trusted_proxies: Vec<IpNet>,
+    /// Header fields whose values are kept as digests.
+    pub secret_headers: SecretHeaders,
     /// The unit of `X-RateLimit-Reset`.
     pub reset: ResetStyle,
     /// Encryption of every listener.
@@ -142,6 +145,7 @@ impl Config {
             ),
             drain_timeout: reader.time("drain_timeout", Duration::ZERO, Duration::from_mins(10)),
             trusted_proxies: reader.networks("trusted_proxies"),
+            secret_headers: reader.secret_headers(),
             reset: reader.reset_style(),
             tls: reader.tls(),
             tenants,
@@ -173,6 +177,15 @@ impl Reader<'_> {
                 None
             }),
         }
+    }
+
+    fn secret_headers(&mut self) -> SecretHeaders {
+        let text = self.text("secret_headers").unwrap_or_default();
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+        SecretHeaders::new(names).unwrap_or_else(|problem| {
+            self.problem("secret_headers", problem);
+            SecretHeaders::default()
+        })
     }
 
     fn workers(&mut self) -> usize {
