@@ -17,6 +17,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::audit_watch::AuditWatch;
 use crate::denials::Denials;
 use crate::node::{ControlEvent, Node};
 use crate::plan::PlanPermits;
@@ -53,6 +54,7 @@ pub struct Control<N: Node> {
     pub(crate) beside: tokio::sync::Mutex<Weak<RuleRows>>,
     /// Locked while the audit is verified. That reads the whole audit, so only one runs at a time.
     pub(crate) verifying_audit: tokio::sync::Mutex<()>,
+    pub(crate) audit_watch: AuditWatch,
 }
 
 /// State of the last load, so that refused content is not retried until it changes.

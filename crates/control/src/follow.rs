@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::audit_watch::AuditWatch;
 use crate::control::{Control, EMPTY, LoadDepth, LoadError, LoadState, compile, in_force};
 use crate::node::{ControlEvent, Node, NodeRules};
 use crate::plan::PlanPermits;
@@ -123,10 +124,10 @@ impl<N: Node> StoreFollower<N> {
         };
         let rows = follow_rows(Arc::clone(&control));
         let emergencies = follow_emergencies(Arc::clone(&control));
-        let written = is_kept.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full()));
-        let kept = config.snapshots.clone().map(Arc::new);
-        let kept =
-            kept.map(|to| tokio::spawn(snapshots::keep(Arc::clone(&control), to, written, stop.clone())));
+        let known = (control.rule_rows(), control.credentials.load_full());
+        let written = is_kept.then(|| LastWrite::of(&known.0, &known.1, None));
+        let to = config.snapshots.clone().map(Arc::new);
+        let kept = tokio::spawn(snapshots::keep(Arc::clone(&control), to, written, stop.clone()));
         tokio::select! {
             () = stop.cancelled() => {}
             () = watch(&control, &config, seed(node.now_ms())) => {}
@@ -134,10 +135,8 @@ impl<N: Node> StoreFollower<N> {
             () = emergencies => {}
             () = rollback::look(Arc::clone(&control)) => {}
         }
-        if let Some(kept) = kept {
-            // The task has logged its failed writes.
-            let _ = kept.await;
-        }
+        // The task has logged its failed writes.
+        let _ = kept.await;
         control.store().close().await;
     }
 }
@@ -168,7 +167,7 @@ impl<N: Node> Control<N> {
     /// Follows a store, with the content of a snapshot in force.
     pub(crate) fn new(
         store: Store,
-        Snapshot { rule_rows, credentials }: Snapshot,
+        Snapshot { rule_rows, credentials, checkpoint }: Snapshot,
         placement: Option<String>,
         node: &Arc<N>,
     ) -> Arc<Self> {
@@ -191,12 +190,13 @@ impl<N: Node> Control<N> {
             plan_permits: PlanPermits::default(),
             beside: tokio::sync::Mutex::default(),
             verifying_audit: tokio::sync::Mutex::new(()),
+            audit_watch: AuditWatch::after(checkpoint),
         })
     }
 
     /// Continues from a snapshot with its rules in force. Its tokens apply unless the store is
     /// known to have had any.
-    async fn begin_with(&self, Snapshot { rule_rows, credentials }: Snapshot, node: &N) {
+    async fn begin_with(&self, Snapshot { rule_rows, credentials, .. }: Snapshot, node: &N) {
         self.in_force.store(Arc::new(rule_rows));
         if self.credentials.load().is_empty() && !self.has_stored_credentials().await {
             node.admit_stored(&credentials);
@@ -426,9 +426,9 @@ mod tests {
         let node = TestNode::new();
         let control = Control::new(store, Snapshot::default(), None, &node);
         let written =
-            is_from_one.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full()));
+            is_from_one.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full(), None));
         let (to, stop) = (Arc::new(Snapshots::Folder(dir.path().to_owned())), CancellationToken::new());
-        let keeping = tokio::spawn(snapshots::keep(control, to, written, stop.clone()));
+        let keeping = tokio::spawn(snapshots::keep(control, Some(to), written, stop.clone()));
         tokio::task::yield_now().await;
         stop.cancel();
         keeping.await.expect("it ends");

@@ -9,6 +9,7 @@
 //! store.
 
 mod applied;
+mod audit_watch;
 mod bucket;
 mod changes;
 mod consent;

@@ -113,6 +113,8 @@ pub enum ControlEvent {
         /// Milliseconds.
         ms: u64,
     },
+    /// The audit of the store continues the last checkpoint, or does not.
+    AuditContinues(bool),
     /// A change was rolled back automatically.
     RolledBack,
     /// A rollback failed: the rules do not compile without the change, or it was changed further.

@@ -18,6 +18,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod alteration;
 pub mod audit;
 pub mod change;
 mod compile;

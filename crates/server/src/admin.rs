@@ -192,6 +192,7 @@ fn refused(error: &StoreError) -> Problem {
         | StoreError::Needs(..)
         | StoreError::State(..)
         | StoreError::Audit(_)
+        | StoreError::Altered(_)
         | StoreError::NothingToRestore => StatusCode::CONFLICT,
         StoreError::Schema(_) | StoreError::Foreign(_) | StoreError::Database(_) => {
             StatusCode::INTERNAL_SERVER_ERROR

@@ -484,6 +484,7 @@ pub(crate) struct ControlMetrics {
     /// Whether there is a store.
     is_there: AtomicBool,
     is_up: AtomicBool,
+    is_audit_broken: AtomicBool,
     revision: AtomicU64,
     emergency_revision: AtomicU64,
     outcomes: [AtomicU64; StoreLoad::ALL.len()],
@@ -501,6 +502,9 @@ impl ControlMetrics {
             ControlEvent::InForce { revision, emergency_revision } => {
                 self.revision.store(revision, Ordering::Relaxed);
                 self.emergency_revision.store(emergency_revision, Ordering::Relaxed);
+            }
+            ControlEvent::AuditContinues(continues) => {
+                self.is_audit_broken.store(!continues, Ordering::Relaxed);
             }
             ControlEvent::Loaded => add(&self.outcomes[StoreLoad::Taken as usize], 1),
             ControlEvent::LoadRefused => add(&self.outcomes[StoreLoad::Refused as usize], 1),
@@ -539,6 +543,11 @@ impl ControlMetrics {
                 "rules_store_up",
                 "Whether the store of rules answers",
                 i64::from(self.is_up.load(Ordering::Relaxed)),
+            ),
+            (
+                "rules_audit_broken",
+                "Whether the audit of the store of rules does not continue the last checkpoint",
+                i64::from(self.is_audit_broken.load(Ordering::Relaxed)),
             ),
             ("rules_revision", "Revision of the rules in force", revision(&self.revision)),
             (

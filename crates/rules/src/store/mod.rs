@@ -10,6 +10,8 @@ mod credentials;
 mod database;
 mod emergencies;
 mod overrides;
+mod proof;
+mod replay;
 mod rollback;
 mod rows;
 mod trail;
@@ -29,7 +31,7 @@ pub use rollback::Rollback;
 pub use trail::AUDIT_PAGE_MAX;
 pub use watch::{CHANNEL, RETRY_MAX, RETRY_MIN, Signal, Watch};
 
-use crate::audit::ChainBreak;
+use crate::audit::{Alterations, ChainBreak};
 use crate::change::{ChangeNeeds, ChangeState, InvalidInput, kind_name};
 use crate::emergency::EMERGENCIES_MAX;
 use crate::rows::{RowKind, RuleRows};
@@ -128,6 +130,8 @@ pub enum StoreError {
     Foreign(String),
     /// The audit does not hold.
     Audit(ChainBreak),
+    /// The audit holds, but parts of the store are not as it has them.
+    Altered(Alterations),
     /// The database failed.
     Database(sqlx::Error),
     /// The input is invalid.
@@ -196,6 +200,7 @@ impl fmt::Display for StoreError {
                 )
             }
             Self::Audit(found) => found.fmt(f),
+            Self::Altered(found) => found.fmt(f),
             Self::Database(error) => write!(f, "rules: the store failed: {error}"),
             Self::Invalid(problem) => problem.fmt(f),
             Self::NotThere(object) => write!(f, "there is no {object}"),

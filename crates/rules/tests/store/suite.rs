@@ -11,6 +11,11 @@ use tidegate_rules::store::{
 use tidegate_rules::{EMERGENCIES_MAX, RuleSet};
 use tidegate_testkit::START_TIME_MAX;
 
+pub(crate) use super::tampering::{
+    an_audit_without_its_checkpoint_is_noticed, edits_of_the_tables_are_named,
+    entries_of_an_earlier_version_still_verify, many_edits_are_counted,
+};
+
 pub(crate) use super::overrides::{
     clients_write_overrides_without_a_change, concurrent_writes_of_one_override_leave_the_last,
     overrides_have_a_maximum_in_the_store, overrides_of_clients_are_in_conflict_with_no_change,
@@ -37,7 +42,7 @@ impl TestDatabase {
         }
     }
 
-    async fn tamper(&self, sql: &str) {
+    pub(crate) async fn tamper(&self, sql: &str) {
         self.raw().await.run(sql).await.expect("done");
     }
 }
@@ -890,11 +895,13 @@ pub(crate) async fn tampering_with_the_tables_is_found(test_database: &TestDatab
             .await;
         assert_eq!(store.verify_audit(Some(&kept)).await.expect("restored"), kept);
     }
-    // If the recorded end was changed too, the checkpoint kept elsewhere reveals the removal.
+    // If the recorded end and the change were changed too, the checkpoint kept elsewhere reveals
+    // the removal.
     test_database
         .tamper(
             "DELETE FROM tidegate_audit WHERE sequence = 9; UPDATE tidegate_heads SET audit_count = 8, \
-             audit_hash = (SELECT hash FROM tidegate_audit WHERE sequence = 8)",
+             audit_hash = (SELECT hash FROM tidegate_audit WHERE sequence = 8); \
+             UPDATE tidegate_changes SET state = 'proposed' WHERE id = 4",
         )
         .await;
     assert_eq!(audit_count(&store).await, 8);

@@ -226,6 +226,12 @@ pub(super) fn degraded(shared: &Shared, audience: Audience) -> Vec<String> {
         };
         reasons.push(format!("{store} does not reply: the last good rules stay in force"));
     }
+    if let Some(found) = shared.rules.control().and_then(|control| control.audit_break()) {
+        reasons.push(format!(
+            "the audit of the rule store does not continue the last checkpoint: {found}: run `tidegate audit \
+             verify`"
+        ));
+    }
     if let Some(status) = shared.decider.region.as_ref().and_then(Region::replication_status) {
         if status.is_replicator && !status.is_connected {
             let region = &shared.node.region_name;
