@@ -13,7 +13,7 @@ mod rules;
 pub(crate) mod status;
 
 use std::io;
-use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ::http::StatusCode;
@@ -22,10 +22,11 @@ use tidegate_control::{PlanError, Stopping};
 use tidegate_rules::store::StoreError;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::routes::{Access, AdminEndpoint, RouteMatch, find};
+use self::routes::{Access, AdminEndpoint, Route, RouteMatch, find};
 use crate::auth::OPERATING_TENANT;
 use crate::config::RulesLocation;
 use crate::control::Control;
+use crate::guard::ConnectionState;
 use crate::http::{HttpRequest, HttpResponse, Problem, not_found, route_check, serve_with, text};
 use crate::origin_monitor::Audience;
 use crate::worker::Context;
@@ -36,13 +37,31 @@ const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 type AdminResult = Result<HttpResponse, Problem>;
 
 /// Serves the requests of one connection.
-pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
+pub(crate) async fn serve<S>(stream: S, state: Rc<ConnectionState>, context: Context) -> io::Result<()>
 where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     // The admin listener stops last, so operators can watch the other listeners drain.
     let stop = context.stop_admin.clone();
-    serve_with(stream, peer, Context { stop, ..context }, route).await
+    serve_with(stream, state, Context { stop, ..context }, true, route).await
+}
+
+/// Serves one health check, of a connection for which the full listener has no other place.
+pub(crate) async fn serve_health<S>(stream: S, state: Rc<ConnectionState>, context: Context) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let stop = context.stop_admin.clone();
+    serve_with(stream, state, Context { stop, ..context }, false, route_health).await
+}
+
+async fn route_health(req: &HttpRequest<'_>) -> HttpResponse {
+    match find(&req.parts.method, req.parts.uri.path()) {
+        RouteMatch::Route(Route { to: AdminEndpoint::Alive | AdminEndpoint::Ready, .. }, _) => {
+            route(req).await
+        }
+        _ => Problem::full().into(),
+    }
 }
 
 pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {

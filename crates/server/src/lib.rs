@@ -15,6 +15,7 @@ mod decision_log;
 mod envoy;
 #[cfg(feature = "parquet")]
 mod export;
+mod frames;
 #[doc(hidden)]
 pub mod fuzzing;
 mod grpc;
@@ -33,10 +34,12 @@ mod prepare;
 mod rates;
 mod reason;
 mod reload;
+mod request_memory;
 mod resp;
 mod rules;
 pub mod settings;
 mod shared;
+mod slots;
 mod tls;
 mod worker;
 

@@ -23,6 +23,7 @@ use tidegate_rules::Class;
 
 use crate::origin_monitor::OriginMonitor;
 use crate::rates::DecisionTotals;
+use crate::request_memory::RequestMemory;
 
 /// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher:
 /// more series.
@@ -96,6 +97,18 @@ label! {
 }
 
 label! {
+    /// The limit of the memory for incomplete requests that refused one.
+    pub(crate) MemoryLimit {
+        /// That of a tenant.
+        Tenant = "tenant",
+        /// That of an address without a known credential.
+        Address = "address",
+        /// That of all clients together.
+        Total = "total",
+    }
+}
+
+label! {
     /// The outcome of an attempt to load a rule set from the store.
     pub(crate) StoreLoad {
         /// It is in force.
@@ -144,6 +157,7 @@ pub(crate) struct Metrics {
     workers: Box<[Tally]>,
     connections: [AtomicI64; LISTENERS],
     refused: [AtomicU64; LISTENERS],
+    evicted: [AtomicU64; LISTENERS],
     timed_out: AtomicU64,
     reloads: [[AtomicU64; 2]; RELOADS],
     /// Of the store of rules, if there is one.
@@ -176,6 +190,7 @@ impl Metrics {
             workers: (0..workers.max(1)).map(|_| Tally::default()).collect(),
             connections: Default::default(),
             refused: Default::default(),
+            evicted: Default::default(),
             timed_out: AtomicU64::new(0),
             reloads: Default::default(),
             control: ControlMetrics::default(),
@@ -219,6 +234,12 @@ impl Metrics {
 
     pub(crate) fn refused(&self, listener: Listener) {
         add(&self.refused[listener as usize], 1);
+    }
+
+    pub(crate) fn evicted(&self, listener: Listener, connections: u64) {
+        if connections > 0 {
+            add(&self.evicted[listener as usize], connections);
+        }
     }
 
     pub(crate) fn timed_out(&self) {
@@ -300,6 +321,7 @@ impl Stopwatch {
 /// The state that a scrape reads.
 pub(crate) struct Scrape {
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) request_memory: Arc<RequestMemory>,
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) region: Option<Region>,
     pub(crate) origin: Option<Arc<OriginMonitor>>,
@@ -324,6 +346,7 @@ impl Collector for Scrape {
         self.encode_decisions(&mut encoder)?;
         self.encode_latency(&mut encoder)?;
         self.encode_connections(&mut encoder)?;
+        self.encode_request_memory(&mut encoder)?;
         self.encode_reloads(&mut encoder)?;
         self.metrics.control.encode(&mut encoder)?;
         if let Some(recorder) = self.metrics.recorder.get() {
@@ -405,17 +428,43 @@ impl Scrape {
             let count = self.metrics.connections[listener as usize].load(Ordering::Relaxed);
             ConstGauge::new(count).encode(open.encode_family(&[("listener", listener.as_str())])?)?;
         }
-        let about = "Connections closed at once because `connections_max` was reached";
-        let mut refused =
-            encoder.encode_descriptor("connections_refused", about, None, MetricType::Counter)?;
-        for &listener in Listener::ALL {
-            let count = self.metrics.refused[listener as usize].load(Ordering::Relaxed);
-            ConstCounter::new(count).encode(refused.encode_family(&[("listener", listener.as_str())])?)?;
+        for (name, about, counts) in [
+            (
+                "connections_refused",
+                "Connections closed at once because `connections_max` was reached and none was idle",
+                &self.metrics.refused,
+            ),
+            (
+                "connections_evicted",
+                "Idle connections closed for new ones because `connections_max` was reached",
+                &self.metrics.evicted,
+            ),
+        ] {
+            let mut family = encoder.encode_descriptor(name, about, None, MetricType::Counter)?;
+            for &listener in Listener::ALL {
+                let count = counts[listener as usize].load(Ordering::Relaxed);
+                ConstCounter::new(count).encode(family.encode_family(&[("listener", listener.as_str())])?)?;
+            }
         }
         let about = "Connections closed after `request_timeout` or `idle_timeout`";
         let timed_out =
             encoder.encode_descriptor("connections_timed_out", about, None, MetricType::Counter)?;
         ConstCounter::new(self.metrics.timed_out.load(Ordering::Relaxed)).encode(timed_out)
+    }
+
+    fn encode_request_memory(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let about = "Memory of requests that have arrived in part";
+        let used =
+            encoder.encode_descriptor("request_memory", about, Some(&Unit::Bytes), MetricType::Gauge)?;
+        ConstGauge::new(i64::try_from(self.request_memory.used()).unwrap_or(i64::MAX)).encode(used)?;
+        let about = "Incomplete requests refused for `request_memory`, by limit";
+        let mut refused =
+            encoder.encode_descriptor("request_memory_refused", about, None, MetricType::Counter)?;
+        for &limit in MemoryLimit::ALL {
+            let count = ConstCounter::new(self.request_memory.refused(limit));
+            count.encode(refused.encode_family(&[("limit", limit.as_str())])?)?;
+        }
+        Ok(())
     }
 
     fn encode_reloads(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -234,13 +234,21 @@ pub const SETTINGS: &[Setting] = &[
         "Size of the meter table, which never grows. More: more keys before eviction, at 49 bytes \
          each",
     ),
+    setting(
+        "request_memory",
+        "SIZE",
+        "64MB",
+        "Memory for requests that have arrived in part, on all listeners together, 1MB to 16TB; a \
+         tenant may hold as much as it leaves free. More: more slow clients at once",
+    ),
     setting("workers", "N", "", "Threads that answer requests, 1 to 256 [default: one for each core]"),
     setting(
         "connections_max",
         "N",
         "20000",
-        "Maximum number of connections of each listener, 1 to 1000000. Higher: more clients at \
-         once; more memory for buffers and more open files",
+        "Maximum number of connections of each listener, 1 to 1000000; beyond it, a new one closes \
+         the one that is idle for longest. Higher: more clients at once; more memory for buffers \
+         and more open files",
     ),
     setting(
         "idle_timeout",
@@ -252,8 +260,8 @@ pub const SETTINGS: &[Setting] = &[
         "request_timeout",
         "TIME",
         "10s",
-        "Longest time to receive a request or to send an answer, 100ms to 5m; then the connection \
-         is closed",
+        "Longest time for the first byte of a connection, for a TLS handshake, to receive a request, \
+         or to send an answer, 100ms to 5m; then the connection is closed",
     ),
     setting(
         "drain_timeout",

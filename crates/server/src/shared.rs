@@ -30,6 +30,7 @@ use crate::origin::RegionConfig;
 use crate::origin_monitor::OriginMonitor;
 use crate::overrides::{OverrideScope, Overrides};
 use crate::rates::{DecisionTotals, Rates};
+use crate::request_memory::RequestMemory;
 use crate::rules::ActiveRules;
 
 /// The state that all surfaces share.
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) direct: DirectLimits,
     pub(crate) telemetry: Telemetry,
     pub(crate) protocol: ProtocolSettings,
+    /// For requests that have arrived in part.
+    pub(crate) request_memory: Arc<RequestMemory>,
 }
 
 /// The identity of this node, and its phase of life.
@@ -211,13 +214,14 @@ impl Shared {
             }
         };
         let fleet = FleetState::new(&config.region, now_ms);
+        let request_memory = Arc::new(RequestMemory::new(config.request_memory_bytes, names.len()));
         Ok(Self {
             tenants,
             node: Identity::new(&config.region.name, now_ms),
             credentials: CredentialState::new(std::mem::take(&mut config.credentials), &decider),
             rules,
             direct: DirectLimits { overrides, gcra_namespaces: std::mem::take(&mut config.gcra_namespaces) },
-            telemetry: Telemetry::new(config.workers, &decider, &fleet, names),
+            telemetry: Telemetry::new(config.workers, &decider, &fleet, &request_memory, names),
             protocol: ProtocolSettings {
                 trusted_proxies: std::mem::take(&mut config.trusted_proxies),
                 reset: config.reset,
@@ -226,6 +230,7 @@ impl Shared {
                     request: config.request_timeout,
                 },
             },
+            request_memory,
             fleet,
             decider,
         })
@@ -436,10 +441,17 @@ impl RuleState {
 }
 
 impl Telemetry {
-    fn new(workers: usize, decider: &Decider, fleet: &FleetState, tenants: Vec<String>) -> Self {
+    fn new(
+        workers: usize,
+        decider: &Decider,
+        fleet: &FleetState,
+        request_memory: &Arc<RequestMemory>,
+        tenants: Vec<String>,
+    ) -> Self {
         let metrics = Arc::new(Metrics::new(workers));
         let scrape = Scrape {
             metrics: Arc::clone(&metrics),
+            request_memory: Arc::clone(request_memory),
             limiter: Arc::clone(&decider.limiter),
             region: decider.region.clone(),
             origin: fleet.origin.clone(),

@@ -60,6 +60,8 @@ pub struct Config {
     pub region: RegionConfig,
     /// Memory of the table.
     pub memory_bytes: usize,
+    /// Memory for requests that have arrived in part.
+    pub request_memory_bytes: usize,
     /// Number of worker threads.
     pub workers: usize,
     /// Connections of each listener.
@@ -132,6 +134,7 @@ impl Config {
             data_dir,
             region: reader.region(),
             memory_bytes: reader.size("memory"),
+            request_memory_bytes: reader.size("request_memory"),
             workers: reader.workers(),
             connections_max: reader.number("connections_max", 1, 1_000_000),
             idle_timeout: reader.time("idle_timeout", Duration::from_secs(1), Duration::from_hours(24)),
@@ -281,6 +284,7 @@ mod tests {
     fn every_problem_is_listed() {
         let file = "
             memory = '3 bananas'
+            request_memory = 'no'
             idle_timeout = '0s'
             workers = 0
             reset_header = 'when'
@@ -304,6 +308,7 @@ mod tests {
             ("http_listen", "is not an address or a host name with a port"),
             ("resp_listen", "a boolean is not a value"),
             ("memory", "is not a size from 1MB"),
+            ("request_memory", "\"no\" is not a size from 1MB"),
             ("idle_timeout", "is outside 1s to"),
             ("workers", "is not a number from 1 to 256"),
             ("reset_header", "neither"),
