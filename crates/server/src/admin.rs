@@ -27,7 +27,10 @@ use crate::auth::OPERATING_TENANT;
 use crate::config::RulesLocation;
 use crate::control::Control;
 use crate::guard::ConnectionState;
-use crate::http::{HttpRequest, HttpResponse, Problem, not_found, route_check, serve_with, text};
+use crate::http::{
+    HttpRequest, HttpResponse, Problem, not_found, refuse_body_type, refuse_foreign_host,
+    refuse_foreign_origin, route_check, serve_with, text,
+};
 use crate::origin_monitor::Audience;
 use crate::worker::Context;
 
@@ -68,7 +71,7 @@ pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {
     let (to, parts) = match find(&req.parts.method, req.parts.uri.path()) {
         RouteMatch::Nothing => return not_found(req),
         RouteMatch::OtherMethod(allowed) => return Problem::wrong_method(allowed).into(),
-        RouteMatch::Route(route, parts) => match may(req, route.who) {
+        RouteMatch::Route(route, parts) => match may(req, route) {
             Err(problem) => return problem.into(),
             Ok(()) => (route.to, parts),
         },
@@ -108,17 +111,23 @@ pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {
     answered.unwrap_or_else(HttpResponse::from)
 }
 
-/// Returns an error unless the caller has the access that a route requires.
-fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
-    match who {
-        Access::Public => Ok(()),
+/// Returns an error unless the caller has the access that a route requires, and is no web page.
+fn may(req: &HttpRequest<'_>, route: &Route) -> Result<(), Problem> {
+    match route.who {
+        Access::Public => return Ok(()),
         Access::Tenant(role) => req.principal(role).map(|_| ()),
         // A token of one tenant has no access to data of all tenants.
         Access::Operators(role) => match req.principal(role)?.tenant {
             OPERATING_TENANT => Ok(()),
             _ => Err(Problem::for_operators()),
         },
+    }?;
+    refuse_foreign_host(req)?;
+    if !route.reads() {
+        refuse_foreign_origin(req)?;
+        refuse_body_type(req)?;
     }
+    Ok(())
 }
 
 /// Answers a probe, which needs no credential: whether the server takes traffic, and why it does

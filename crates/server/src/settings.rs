@@ -277,6 +277,14 @@ pub const SETTINGS: &[Setting] = &[
          none",
     )
     .list(),
+    setting(
+        "allowed_hosts",
+        "NAMES",
+        "",
+        "Without tokens: host names by which the admin API and changes of overrides may be reached, \
+         besides those of loopback, separated by commas",
+    )
+    .list(),
     setting("reset_header", "STYLE", "epoch", "Format of X-RateLimit-Reset: \"epoch\" or \"delta\" seconds"),
     setting("tls_cert", "FILE", "", "Certificate chain (PEM) of every listener"),
     setting("tls_key", "FILE", "", "Private key (PEM) of that certificate"),

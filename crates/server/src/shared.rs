@@ -122,6 +122,8 @@ pub(crate) struct Telemetry {
 pub(crate) struct ProtocolSettings {
     /// Proxies that may state the client's address.
     pub(crate) trusted_proxies: Vec<IpNet>,
+    /// Host names of a server without tokens, besides those of loopback.
+    pub(crate) allowed_hosts: Vec<String>,
     /// The unit of `X-RateLimit-Reset`.
     pub(crate) reset: ResetStyle,
     pub(crate) client_timeouts: ClientTimeouts,
@@ -224,6 +226,7 @@ impl Shared {
             telemetry: Telemetry::new(config.workers, &decider, &fleet, &request_memory, names),
             protocol: ProtocolSettings {
                 trusted_proxies: std::mem::take(&mut config.trusted_proxies),
+                allowed_hosts: std::mem::take(&mut config.allowed_hosts),
                 reset: config.reset,
                 client_timeouts: ClientTimeouts {
                     idle: config.idle_timeout,

@@ -74,6 +74,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// Proxies that may state the client's address.
     pub trusted_proxies: Vec<IpNet>,
+    /// Host names of a server without tokens, besides those of loopback, in lower case.
+    pub allowed_hosts: Vec<String>,
     /// The unit of `X-RateLimit-Reset`.
     pub reset: ResetStyle,
     /// Encryption of every listener.
@@ -145,6 +147,7 @@ impl Config {
             ),
             drain_timeout: reader.time("drain_timeout", Duration::ZERO, Duration::from_mins(10)),
             trusted_proxies: reader.networks("trusted_proxies"),
+            allowed_hosts: reader.hosts("allowed_hosts"),
             reset: reader.reset_style(),
             tls: reader.tls(),
             tenants,
@@ -285,6 +288,7 @@ mod tests {
         let file = "
             memory = '3 bananas'
             request_memory = 'no'
+            allowed_hosts = ['gate.example', 'http://a']
             idle_timeout = '0s'
             workers = 0
             reset_header = 'when'
@@ -309,6 +313,7 @@ mod tests {
             ("resp_listen", "a boolean is not a value"),
             ("memory", "is not a size from 1MB"),
             ("request_memory", "\"no\" is not a size from 1MB"),
+            ("allowed_hosts", "\"http://a\" is not a host name"),
             ("idle_timeout", "is outside 1s to"),
             ("workers", "is not a number from 1 to 256"),
             ("reset_header", "neither"),

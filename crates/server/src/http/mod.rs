@@ -2,6 +2,7 @@
 //! bytes, and for a needed reply of the origin or the store.
 
 mod answer;
+mod browser;
 mod check;
 mod envoy_json;
 mod forward_auth;
@@ -39,6 +40,7 @@ use crate::worker::{Context, woken_by_stop};
 
 use self::answer::spare;
 pub(crate) use self::answer::{HttpResponse, Problem, ProblemBody, json, read_json, text};
+pub(crate) use self::browser::{refuse_body_type, refuse_foreign_host, refuse_foreign_origin};
 pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
