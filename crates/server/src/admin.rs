@@ -23,6 +23,7 @@ use tidegate_rules::store::StoreError;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::routes::{Access, AdminEndpoint, RouteMatch, find};
+pub use self::emergencies::UNRULED_REQUESTS;
 use crate::auth::OPERATING_TENANT;
 use crate::config::RulesLocation;
 use crate::control::Control;

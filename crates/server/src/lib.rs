@@ -52,6 +52,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use crate::admin::UNRULED_REQUESTS;
 pub use crate::config::{Config, ConfigProblems};
 pub use crate::envoy::{DescriptorImport, import_descriptors};
 #[cfg(feature = "parquet")]

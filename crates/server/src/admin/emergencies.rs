@@ -16,6 +16,9 @@ use super::{AdminResult, control, refused, take_over, unconfirmed, unfit};
 use crate::auth::new_token;
 use crate::http::{HttpRequest, Problem, json};
 
+/// Requests that no emergency affects, because their limit is not a rule.
+pub const UNRULED_REQUESTS: &str = "direct limits (CL.THROTTLE, /v2/ratelimit.limit) and Envoy descriptors";
+
 /// How many characters of a random id are enough that no two emergencies share one.
 const ID_CHARACTERS: usize = 11;
 
@@ -57,7 +60,14 @@ fn unscoped_denial(fields: &Map<String, Value>) -> Option<String> {
     (denies && !is_narrow).then(|| {
         let rule = text("rule").map_or_else(|| "any rule".to_owned(), |rule| format!("rule {rule:?}"));
         let whose = text("tenant").map_or_else(String::new, |tenant| format!(" of tenant {tenant:?}"));
-        format!("the emergency affects all requests{whose} of {rule}: neither `key` nor `when` names any")
+        let beyond = if text("rule").is_some() {
+            String::new()
+        } else {
+            format!("; it does not affect {UNRULED_REQUESTS}")
+        };
+        format!(
+            "the emergency affects all requests{whose} of {rule}: neither `key` nor `when` names any{beyond}"
+        )
     })
 }
 
