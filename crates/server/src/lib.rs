@@ -59,6 +59,7 @@ pub use crate::envoy::{DescriptorImport, import_descriptors};
 pub use crate::export::{LogExport, LogExportError};
 pub use crate::metrics::Listener;
 pub use crate::origin::{OriginConfig, OriginTls, RegionConfig};
+pub use crate::origin_monitor::{OriginProbe, SINGLE_PROBE_TIME_MAX};
 pub use crate::prepare::PreparedServer;
 pub use crate::shared::StartError;
 /// The nodes that count together, to compute a bound without a server.
