@@ -122,7 +122,7 @@ const CLASSES: usize = Class::ALL.len();
 const OUTCOMES: usize = RequestOutcome::ALL.len();
 const DECISION_SOURCES: usize = DecisionSource::ALL.len();
 const LISTENERS: usize = Listener::ALL.len();
-const RELOADS: usize = ReloadedFile::ALL.len();
+pub(crate) const RELOADS: usize = ReloadedFile::ALL.len();
 
 /// The counters of one worker. Aligned, so that no two workers write to the same cache line.
 #[derive(Debug, Default)]

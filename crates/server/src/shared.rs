@@ -30,6 +30,7 @@ use crate::origin::RegionConfig;
 use crate::origin_monitor::OriginMonitor;
 use crate::overrides::{OverrideScope, Overrides};
 use crate::rates::{DecisionTotals, Rates};
+use crate::reload::RefusedEdits;
 use crate::rules::ActiveRules;
 
 /// The state that all surfaces share.
@@ -89,6 +90,8 @@ pub(crate) struct RuleState {
     pub(crate) descriptors: ArcSwap<Descriptors>,
     /// `None` without rules.
     pub(crate) location: Option<RulesLocation>,
+    /// Files whose last edit is not in force.
+    pub(crate) refused_edits: RefusedEdits,
     /// `None` for rules in a file, and until the rule store is first reached.
     control: OnceLock<Arc<Control>>,
     /// Locked while rules of a file, or embedded overrides, replace others: each keeps what the

@@ -139,6 +139,37 @@ fn configuration_check_contacts_the_origin_and_names_the_cause() {
 }
 
 #[test]
+fn refused_edit_of_a_file_is_reported_until_it_is_mended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let edit = |text: &str| crate::support::write(folder.path(), "rules.toml", text);
+    let rules = edit(RULES);
+    let server = crate::support::serve(&["--rules", &rules]);
+    let degraded = || status(&server)["degraded"].clone();
+    assert_eq!(degraded(), json!([]));
+    edit(&RULES.replace("limit = 2", "limit = -2"));
+    wait_until("the edit to be refused", START_TIME_MAX, || degraded() != json!([]));
+    let reasons = degraded();
+    let reason = reasons[0].as_str().expect("a text");
+    let first = "line 5: rules[0].limit: -2 is outside 0 to 4294967295; the last valid file stays in force";
+    assert!(
+        reason.starts_with(&format!("the last edit of the rules file {rules} is refused since 20")),
+        "{reason}"
+    );
+    assert!(reason.ends_with(first), "{reason}");
+    let (code, ready) = get(&server, "/readyz");
+    assert_eq!(code, 200, "the server still decides");
+    let lines: Vec<&str> = ready.lines().collect();
+    assert!(
+        lines[0] == "ready" && lines[1].starts_with("the last edit of the rules file rules.toml "),
+        "{ready}"
+    );
+    assert!(lines[1].ends_with(first), "{ready}");
+    assert_eq!(metric(&server, "tidegate_reloads_total{file=\"rules\",result=\"refused\"}"), 1);
+    edit(RULES);
+    wait_until("the edit to be mended", START_TIME_MAX, || degraded() == json!([]));
+}
+
+#[test]
 fn outage_is_told_apart_from_a_limit_and_ends_with_its_cause_kept() {
     let mut redis = Redis::start(&[]);
     let fleet = start_region(&redis.url(), RULES, 1);

@@ -226,6 +226,7 @@ pub(super) fn degraded(shared: &Shared, audience: Audience) -> Vec<String> {
         };
         reasons.push(format!("{store} does not reply: the last good rules stay in force"));
     }
+    reasons.extend(shared.rules.refused_edits.degraded(audience));
     if let Some(status) = shared.decider.region.as_ref().and_then(Region::replication_status) {
         if status.is_replicator && !status.is_connected {
             let region = &shared.node.region_name;
