@@ -325,19 +325,25 @@ fn the_log_is_exported_while_a_server_writes_it() {
     assert_eq!(answer, serde_json::json!({ "records": 2, "file": out }));
     assert_eq!(exported_keys(&out), ["ip:192.0.2.2", "user:42"]);
 
+    // As milliseconds, it would be in 1970.
+    assert_eq!(export(&data, &out, &["--to", "4000000000"]).status.code(), Some(0));
+    assert_eq!(exported_keys(&out), ["ip:192.0.2.2", "user:42"]);
     // No records of another tenant or another time; an existing file is replaced.
     for none in [&["--tenant", "other"][..], &["--to", "2020-01-01T00:00:00Z"]] {
         assert_eq!(export(&data, &out, none).status.code(), Some(0));
         assert_eq!(exported_keys(&out), Vec::<String>::new());
     }
     for (wrong, status, problem) in [
-        (&["--from", "yesterday"][..], 64, "error: from: "),
+        (&["--from", "yesterday"][..], 64, "error: invalid value 'yesterday' for '--from <TIME>'"),
         (&["--from", "now", "--to", "2020-01-01T00:00:00Z"], 64, "error: from: is after"),
     ] {
         let failed = export(&data, &out, wrong);
         assert_eq!(failed.status.code(), Some(status), "{failed:?}");
         assert!(String::from_utf8_lossy(&failed.stderr).starts_with(problem), "{failed:?}");
     }
+    let earlier = why(&server, &["--key", "user:42", "--at", "1795126330", "--json"]);
+    let answer: Value = serde_json::from_slice(&earlier.stdout).expect("JSON");
+    assert_eq!(answer["at"], "2026-11-19T22:12:10.000Z");
     let nowhere = folder.path().join("nowhere").to_string_lossy().into_owned();
     let failed = export(&nowhere, &out, &[]);
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");

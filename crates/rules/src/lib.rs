@@ -23,6 +23,7 @@ pub mod change;
 mod compile;
 mod dimensions;
 mod emergency;
+mod expiry;
 mod fields;
 mod file;
 mod index;
@@ -45,6 +46,7 @@ pub use dimensions::{
     ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, HEADER_PREFIX, NAME_BYTES_MAX, VALUE_BYTES_MAX,
 };
 pub use emergency::EMERGENCIES_MAX;
+pub use expiry::read_expiry;
 pub use file::FILE_BYTES_MAX;
 pub use lines::TomlLines;
 pub use network::{canonical, parse_network};

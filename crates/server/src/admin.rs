@@ -6,6 +6,7 @@ mod bounds;
 mod credentials;
 mod emergencies;
 mod log;
+mod operations;
 mod params;
 mod regions;
 mod routes;
@@ -22,8 +23,8 @@ use tidegate_control::{PlanError, Stopping};
 use tidegate_rules::store::StoreError;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::routes::{Access, AdminEndpoint, RouteMatch, find};
 pub use self::emergencies::UNRULED_REQUESTS;
+use self::routes::{Access, AdminEndpoint, RouteMatch, find};
 use crate::auth::OPERATING_TENANT;
 use crate::config::RulesLocation;
 use crate::control::Control;

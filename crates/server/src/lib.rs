@@ -65,7 +65,7 @@ pub use crate::shared::StartError;
 /// The nodes that count together, to compute a bound without a server.
 pub use tidegate_core::bound::Fleet;
 /// A moment as people and programs read it.
-pub use tidegate_record::timestamp;
+pub use tidegate_record::{moment, timestamp};
 /// Rules files and periods, to read them without a server.
 pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period};
 

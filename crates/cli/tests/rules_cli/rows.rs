@@ -213,3 +213,21 @@ fn an_expiry_is_a_time_a_duration_or_a_number() {
     let listed = desk.good("dan", &["credential", "list"]);
     assert!(listed.contains("eli   viewer  2096-10-02T07:06:40.000Z"), "{listed}");
 }
+    // A rules file has the same forms, except for those that depend on the present.
+    let row = |expires: &str| {
+        let over = "[[overrides]]\nname='o'\nrule='per_user'\nkey=['bob']\nlimit=500\nexpires=";
+        write(desk.folder(), "over.toml", &format!("{over}{expires}\n"))
+    };
+    for good in ["2096-10-02T07:06:40Z", "'2096-10-02T07:06:40Z'", "4000000000000"] {
+        desk.good("ann", &["rules", "apply", &row(good), "--yes"]);
+        let stored = desk.json("ann", &["rules", "get", "override/o"]);
+        assert_eq!(stored["row"]["body"]["expires"], json!(4_000_000_000_000_u64), "{good}");
+    }
+    for (text, problem) in [
+        ("4000000000", "overrides[\"o\"].expires: 4000000000 is outside 1000000000000 to "),
+        ("1700000000000", "overrides[\"o\"].expires: 2023-11-14T22:13:20.000Z is not in the future: it is "),
+        ("2020-01-01", "milliseconds since the Unix epoch (1798761600000) or RFC 3339"),
+    ] {
+        let (status, printed) = desk.run("ann", &["rules", "apply", &row(text), "--yes"]);
+        assert_eq!((status, printed.contains(problem)), (64, true), "{printed}");
+    }

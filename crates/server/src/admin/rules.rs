@@ -13,6 +13,7 @@ use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::{HISTORY_MAX, Rollback};
 use tidegate_rules::{Rule, RuleSet};
 
+use super::operations::OperationBody;
 use super::params::{QueryParams, body};
 use super::status::AutomaticRollbackBody;
 use super::{AdminResult, control, refused, take_over, unfit};
@@ -28,7 +29,7 @@ const ROWS_MAX: u64 = 1_000;
 /// Default number of changes in a history response.
 const CHANGES: u64 = 20;
 
-fn kind(word: &str) -> Result<RowKind, Problem> {
+pub(super) fn kind(word: &str) -> Result<RowKind, Problem> {
     kind_of(word)
         .ok_or_else(|| Problem::bad_request(format!("kind: {word:?} is none of template, rule, override")))
 }
@@ -70,7 +71,7 @@ fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<R
 }
 
 /// Parses a body of the store, which contains only objects.
-fn object(body: &str) -> Value {
+pub(super) fn object(body: &str) -> Value {
     serde_json::from_str(body).unwrap_or_default()
 }
 
@@ -138,32 +139,6 @@ async fn current(control: &Arc<Control>) -> Result<Arc<RuleRows>, Problem> {
     control.current().await.map_err(|error| refused(&error))
 }
 
-/// An operation in a request. Its body is a JSON object.
-#[derive(Deserialize)]
-#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-enum OperationBody {
-    Put { kind: String, name: String, body: Map<String, Value> },
-    Delete { kind: String, name: String },
-}
-
-impl OperationBody {
-    fn read(all: Vec<Self>) -> Result<Vec<Operation>, Problem> {
-        let one = |(at, asking)| {
-            let kind = |word: &str| {
-                kind(word)
-                    .map_err(|problem| Problem::bad_request(format!("operations[{at}].{}", problem.detail)))
-            };
-            Ok(match asking {
-                Self::Put { kind: word, name, body } => {
-                    Operation::Put { kind: kind(&word)?, name, body: Value::Object(body).to_string() }
-                }
-                Self::Delete { kind: word, name } => Operation::Delete { kind: kind(&word)?, name },
-            })
-        };
-        all.into_iter().enumerate().map(one).collect()
-    }
-}
-
 /// Body of a plan request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -199,7 +174,10 @@ pub(super) async fn plan(req: &HttpRequest<'_>) -> AdminResult {
     let control = control(req)?;
     let rule_rows = current(control).await?;
     let (kind, operations, undoes) = match (operations, rollback) {
-        (Some(operations), None) => (ChangeKind::Edit, OperationBody::read(operations)?, Vec::new()),
+        (Some(operations), None) => {
+            let operations = OperationBody::read(operations, &rule_rows, req.shared.now_ms())?;
+            (ChangeKind::Edit, operations, Vec::new())
+        }
         (None, Some(target)) => {
             let restoring = control.store().restoring(target.read("rollback.")?, "").await;
             let Proposal { operations, undoes, .. } = restoring.map_err(|error| refused(&error))?;
@@ -273,7 +251,8 @@ pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
     match (operations, change) {
         (Some(operations), None) => {
             let base_revision = base_revision.unwrap_or(rule_rows.revision);
-            let proposal = Proposal::new(base_revision, reason, OperationBody::read(operations)?);
+            let operations = OperationBody::read(operations, &rule_rows, req.shared.now_ms())?;
+            let proposal = Proposal::new(base_revision, reason, operations);
             make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
         }
         (None, Some(id)) => apply_stored(req, &rule_rows, id, confirmed).await,
