@@ -61,8 +61,15 @@ fn request_plan(client: &Client, body: &Value) -> Result<Value, Failure> {
 
 /// Prints the plan of a change, and applies it.
 pub(crate) fn make(matches: &ArgMatches, operations: &[Value]) -> CommandResult {
+    make_from(matches, operations, &Value::Null)
+}
+
+/// The same for operations that were computed from rows at a revision. A later change of these rows
+/// is a conflict.
+pub(super) fn make_from(matches: &ArgMatches, operations: &[Value], revision: &Value) -> CommandResult {
     let planned = json!({ "operations": operations });
-    plan_and_send(matches, &planned, "/v1/rules/apply", planned.clone())
+    let question = json!({ "operations": operations, "base_revision": revision });
+    plan_and_send(matches, &planned, "/v1/rules/apply", question)
 }
 
 /// Prints the plan of a rollback, and applies it.
@@ -73,12 +80,17 @@ pub(super) fn roll_back(matches: &ArgMatches, target: &Value) -> CommandResult {
 fn plan_and_send(matches: &ArgMatches, planned: &Value, path: &str, mut question: Value) -> CommandResult {
     let client = Client::new(matches)?;
     let plan = request_plan(&client, planned)?;
+    if is_unchanged(&plan) {
+        return print_unchanged(matches);
+    }
     let is_printed = !matches.get_flag("json");
     if is_printed {
         print_plan(&plan)?;
     }
-    // A change since the plan was shown causes a conflict.
-    question["base_revision"] = plan["base_revision"].clone();
+    if question["base_revision"].is_null() {
+        // A change since the plan was shown causes a conflict.
+        question["base_revision"] = plan["base_revision"].clone();
+    }
     question["reason"] = matches.get_one::<String>("reason").map_or("", String::as_str).into();
     let removal = removal(&plan);
     let short = removal.as_ref().map_or_else(|| "Apply?".to_owned(), Removal::question);
@@ -94,6 +106,22 @@ fn plan_and_send(matches: &ArgMatches, planned: &Value, path: &str, mut question
     // A server that asks against its plan has measured again, and its reason is new.
     let short = short.filter(|_| plan["effect"]["needs"] != "nothing");
     send(&client, path, question, matches, short.as_deref())
+}
+
+/// Whether a plan leaves all rows as they are. A rollback is a change all the same.
+fn is_unchanged(plan: &Value) -> bool {
+    let rows = list(&plan["diff"]);
+    !rows.is_empty() && rows.iter().all(|row| row["does"] == "keep") && list(&plan["undoes"]).is_empty()
+}
+
+/// Prints that a request changes no row. No revision is made.
+pub(super) fn print_unchanged(matches: &ArgMatches) -> CommandResult {
+    if matches.get_flag("json") {
+        say!("{}", json!({ "change": null }))?;
+    } else {
+        say!("nothing to change")?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The rows that a plan deletes, or the changes that it undoes.
@@ -174,6 +202,9 @@ pub(crate) fn send(
 ) -> CommandResult {
     let answer = ask(client, path, question, matches, short)?.decided(&[200, 202])?;
     let change = &answer.body["change"];
+    if change.is_null() {
+        return print_unchanged(matches);
+    }
     if matches.get_flag("json") {
         say!("{}", answer.body)?;
     } else {

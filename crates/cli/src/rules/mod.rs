@@ -165,8 +165,16 @@ fn rollback(matches: &ArgMatches) -> CommandResult {
 
 fn set_mode(matches: &ArgMatches, mode: &str) -> CommandResult {
     let name = matches.get_one::<String>("name").map_or("", String::as_str);
-    let path = format!("/v1/rules/{}/{mode}", segment(name));
-    send(&Client::new(matches)?, &path, with_reason(json!({}), matches), matches, None)
+    let client = Client::new(matches)?;
+    let answer = client.get(&format!("/v1/rules/rule/{}", segment(name)), &[])?.decided(&[200])?;
+    let row = &answer.body["row"];
+    let mut body = row["body"].as_object().cloned().ok_or_else(|| unexpected("row"))?;
+    if row["mode"] == mode {
+        return change::print_unchanged(matches);
+    }
+    body.insert("mode".to_owned(), mode.into());
+    let operations = [json!({ "do": "put", "kind": "rule", "name": name, "body": body })];
+    change::make_from(matches, &operations, &answer.body["revision"])
 }
 
 fn with_reason(mut question: serde_json::Value, matches: &ArgMatches) -> serde_json::Value {

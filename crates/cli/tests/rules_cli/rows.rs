@@ -74,6 +74,34 @@ fn change_at_once(desk: &Desk) {
 }
 
 #[test]
+fn mode_commands_print_the_diff_and_a_request_without_a_difference_makes_no_revision() {
+    let desk = Desk::new();
+    let rules = "[[templates]]\nname='quiet'\nlimit=5\nperiod='1h'\nmode='shadow'\n\
+                 [[rules]]\nname='quiet'\ntemplate='quiet'\nkey=['user']\n\
+                 [[rules]]\nname='loud'\nkey=['user']\nlimit=5\nperiod='1h'\n";
+    let file = write(desk.folder(), "rules.toml", rules);
+    desk.good("ann", &["rules", "apply", &file, "--yes"]);
+    for same in [&["rules", "apply", &file][..], &["rules", "enforce", "loud"], &["rules", "shadow", "quiet"]]
+    {
+        assert_eq!(desk.good("ann", same), "nothing to change\n", "{same:?}");
+        assert_eq!(desk.json("ann", same), json!({ "change": null }), "{same:?}");
+    }
+    for (target, body) in [("/v1/rules/loud/enforce", "{}"), ("/v1/rules/quiet/shadow", "{}")] {
+        let (status, answer) = desk.ask("ann", "POST", target, Some(body));
+        assert_eq!((status, answer), (200, json!({ "change": null })), "{target}");
+    }
+    let history = desk.json("ann", &["rules", "history"]);
+    assert_eq!(history["changes"].as_array().map(Vec::len), Some(1), "{history}");
+
+    let printed = desk.good("ann", &["rules", "shadow", "loud"]);
+    assert!(printed.starts_with("update rule \"loud\"\n  + mode = \"shadow\"\n"), "{printed}");
+    assert!(printed.contains("change 2: applied, revision 2"), "{printed}");
+    assert_eq!(desk.good("ann", &["rules", "shadow", "loud"]), "nothing to change\n");
+    let (status, printed) = desk.run("ann", &["rules", "enforce", "missing"]);
+    assert_eq!((status, printed.contains("there is no rule \"missing\"")), (1, true), "{printed}");
+}
+
+#[test]
 fn configurations_of_other_limiters_are_imported_as_rules() {
     let desk = Desk::new();
     let descriptors = "domain: edge\ndescriptors:\n  \
@@ -207,12 +235,6 @@ fn an_expiry_is_a_time_a_duration_or_a_number() {
         let (status, printed) = desk.run("ann", &[&set[..], &["--expires", text]].concat());
         assert_eq!((status, printed.contains(problem)), (64, true), "{printed}");
     }
-    let made =
-        ["credential", "new", "--name", "eli", "--role", "viewer", "--expires", "2096-10-02T07:06:40Z"];
-    desk.good("dan", &made);
-    let listed = desk.good("dan", &["credential", "list"]);
-    assert!(listed.contains("eli   viewer  2096-10-02T07:06:40.000Z"), "{listed}");
-}
     // A rules file has the same forms, except for those that depend on the present.
     let row = |expires: &str| {
         let over = "[[overrides]]\nname='o'\nrule='per_user'\nkey=['bob']\nlimit=500\nexpires=";
@@ -231,3 +253,9 @@ fn an_expiry_is_a_time_a_duration_or_a_number() {
         let (status, printed) = desk.run("ann", &["rules", "apply", &row(text), "--yes"]);
         assert_eq!((status, printed.contains(problem)), (64, true), "{printed}");
     }
+    let made =
+        ["credential", "new", "--name", "eli", "--role", "viewer", "--expires", "2096-10-02T07:06:40Z"];
+    desk.good("dan", &made);
+    let listed = desk.good("dan", &["credential", "list"]);
+    assert!(listed.contains("eli   viewer  2096-10-02T07:06:40.000Z"), "{listed}");
+}

@@ -20,7 +20,7 @@ use super::{AdminResult, control, refused, take_over, unfit};
 use crate::auth::Role;
 use crate::bounds::{BoundReport, Situation};
 use crate::control::Control;
-use crate::http::{HttpRequest, Problem, json};
+use crate::http::{HttpRequest, HttpResponse, Problem, json};
 
 /// Default number of rows per page.
 const ROWS: u64 = 100;
@@ -44,6 +44,9 @@ struct RowBody<'r> {
     /// The dimensions of the key of a rule in force. The body lacks them if a template has them.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<Vec<&'r str>>,
+    /// The mode of a rule: as stated, otherwise as in force. The body lacks one of a template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
     /// How far a rule in force may be passed.
     #[serde(skip_serializing_if = "Option::is_none")]
     bound: Option<BoundReport<'r>>,
@@ -58,16 +61,24 @@ fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<R
     let situation = Situation::new(fleet.clone());
     let to_json = |row: &'r RuleRow| {
         let rule = meant.get(row.name.as_str()).filter(|_| row.kind == RowKind::Rule);
+        let body = object(&row.body);
         RowBody {
             kind: kind_name(row.kind),
             name: &row.name,
             version: row.version,
-            body: object(&row.body),
+            mode: rule.and_then(|rule| mode_of(&body, Some(rule))),
+            body,
             key: rule.map(|rule| rule.key.iter().map(|part| &**part).collect()),
             bound: rule.map(|rule| situation.report(rule)),
         }
     };
     rows.iter().map(to_json).collect()
+}
+
+/// Returns the mode that a rule states, or otherwise the one in force by its template or by default.
+fn mode_of(body: &Value, rule: Option<&Rule>) -> Option<String> {
+    let in_force = || rule.map(|rule| rule.mode.as_str().to_owned());
+    body["mode"].as_str().map(str::to_owned).or_else(in_force)
 }
 
 /// Parses a body of the store, which contains only objects.
@@ -311,12 +322,26 @@ async fn make(
     (kind, proposal): (ChangeKind, Proposal),
     confirmed: bool,
 ) -> AdminResult {
+    if matches!(kind, ChangeKind::Edit) && changes_nothing(rule_rows, &proposal.operations) {
+        return Ok(unchanged());
+    }
     let control = control(req)?;
     let planned = control.plan(rule_rows, (kind, &proposal.operations), &req.actor()?).await;
     let PlanResult { effect, watch, .. } = planned.map_err(unfit)?;
     // The token may have been revoked meanwhile.
     let outcome = control.make(rule_rows, proposal, &effect, confirmed, &req.actor()?).await;
     made(control, outcome.map_err(unmade)?, &watch).await
+}
+
+/// Whether operations leave all their rows as they are.
+fn changes_nothing(rule_rows: &RuleRows, operations: &[Operation]) -> bool {
+    let mut differences = operations.iter().map(|operation| difference(rule_rows, operation));
+    !operations.is_empty() && differences.all(|difference| difference["does"] == "keep")
+}
+
+/// Answers a request that changes no row: there is no change, and the revision stays.
+fn unchanged() -> HttpResponse {
+    json(StatusCode::OK, &json!({ "change": null }))
 }
 
 /// Converts a change for a response.
@@ -450,6 +475,11 @@ pub(super) async fn set_mode(req: &HttpRequest<'_>, name: &str, mode: &str) -> A
     let ModeBody { reason, confirmed } = body(req)?;
     let rule_rows = current(control(req)?).await?;
     let mut wanted = object(&find(&rule_rows, RowKind::Rule, name)?.body);
+    let rules = req.shared.rules.load_full();
+    let in_force = rules.set().rules().iter().find(|rule| &*rule.name == name);
+    if mode_of(&wanted, in_force).as_deref() == Some(mode) {
+        return Ok(unchanged());
+    }
     wanted["mode"] = mode.into();
     let operations =
         vec![Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: wanted.to_string() }];
