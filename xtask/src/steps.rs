@@ -32,8 +32,9 @@ pub(crate) const LOOM: Step = Step { name: "loom", run: loom };
 pub(crate) const MUTANTS: Step = Step { name: "mutants", run: mutants::run };
 
 /// The long forms of checks that the gate runs in short form.
-pub(crate) const LONG: [Step; 4] = [
+pub(crate) const LONG: [Step; 5] = [
     Step { name: "equality", run: |_, tally| equality(tally) },
+    Step { name: "disk faults", run: |_, tally| disk_faults(tally) },
     Step { name: "sim", run: |_, _| sim(&[&["--seeds", "2000"], &["--mutants"]]) },
     Step { name: "sim of regions", run: |_, _| sim(&[&["--regions", "--seeds", "2000"]]) },
     Step { name: "regions", run: |_, tally| regions(tally) },
@@ -51,6 +52,12 @@ fn equality(tally: &mut TestTally) -> Result<(), Failure> {
         "the_script_is_the_pure_transition",
     ];
     command::run_tests(command::cargo().args(test).env("TIDEGATE_EQUALITY_CALLS", "1000000"), tally)
+}
+
+/// The stores on a disk that fails, in many schedules.
+fn disk_faults(tally: &mut TestTally) -> Result<(), Failure> {
+    let test = ["test", "--package", "tidegate-control", "--test", "disk_faults"];
+    command::run_tests(command::cargo().args(test).env("TIDEGATE_DISK_SCHEDULES", "10000"), tally)
 }
 
 fn sim(runs: &[&[&str]]) -> Result<(), Failure> {

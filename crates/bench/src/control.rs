@@ -108,8 +108,9 @@ async fn measure(args: &Args, program: &Path) -> Result<Report> {
     };
     let mut changes = Vec::new();
     for number in 1..=CHANGES {
+        let change = change(1_000_000 + number, revision);
         revision += 1;
-        changes.push(apply("/v1/rules/apply", &change(1_000_000 + number), &format!("r{revision}e0"))?);
+        changes.push(apply("/v1/rules/apply", &change, &format!("r{revision}e0"))?);
     }
     let mut emergencies = Vec::new();
     for number in 1..=CHANGES {
@@ -134,11 +135,11 @@ fn start(program: &Path, url: &str, folder: &Path) -> Result<Server> {
 }
 
 /// Returns the body of a change to the checked rule, for an admin listener.
-fn change(limit: u64) -> String {
+fn change(limit: u64, base_revision: u64) -> String {
     let (name, body) = (name(0), body(0, limit));
     format!(
         r#"{{"operations":[{{"do":"put","kind":"rule","name":"{name}","body":{body}}}],
-            "reason":"a measurement","confirmed":true}}"#
+            "base_revision":{base_revision},"reason":"a measurement","confirmed":true}}"#
     )
 }
 

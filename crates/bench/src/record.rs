@@ -10,7 +10,9 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde::Serialize;
 use tidegate::{Clock, Gate, Limit, Limiter, Secret, SystemClock};
 use tidegate_load::wait_until;
-use tidegate_record::{DecisionEntry, LimitTerms, Log, LogSettings, RecordKind, RecordVerdict, Recorder};
+use tidegate_record::{
+    DecisionEntry, FLUSH_EVERY, LimitTerms, Log, LogSettings, RecordKind, RecordVerdict, Recorder,
+};
 
 use crate::machine;
 use crate::measure::median;
@@ -394,6 +396,7 @@ impl Load {
             node: "node-1".to_owned(),
             seed: 1,
             otlp: None,
+            flush_every: FLUSH_EVERY,
         };
         let clock = Arc::clone(&self.clock);
         let log = Log::open(folder, settings, move || clock.now().wall_us() / 1_000)?;

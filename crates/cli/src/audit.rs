@@ -3,12 +3,14 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::BufReader;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use comfy_table::Table;
 use serde_json::{Map, Value, json};
 use tidegate_server::audit::{Checkpoint, verify_lines};
+use tidegate_server::snapshot;
 use tidegate_server::timestamp;
 
 use crate::client::{self, Client};
@@ -46,11 +48,12 @@ pub(crate) fn command() -> Command {
         )
         .subcommand(
             Command::new("verify")
-                .about("Verify the hash chain of the audit")
+                .about("Verify the audit, and the rules against it")
                 .long_about(
-                    "Verify the hash chain of the audit, and print its checkpoint. Keep the checkpoint \
-                     elsewhere: it detects a rewritten end.\n\nExit status: 0 if the chain is intact, 1 if \
-                     not.",
+                    "Verify the hash chain of the audit, and that the rule store has the rows, changes, \
+                     emergencies and credentials that the audit tells. Prints the checkpoint. A checkpoint \
+                     kept elsewhere detects a rewritten end: each snapshot has one, and the log of each \
+                     server.\n\nExit status: 0 if all of it holds, 1 if not.",
                 )
                 .arg(Arg::new("file").long("file").value_name("FILE").help(
                     "Export of `audit show --json`, \
@@ -60,7 +63,14 @@ pub(crate) fn command() -> Command {
                     Arg::new("checkpoint")
                         .long("checkpoint")
                         .value_name("LINE")
-                        .help("Checkpoint of an earlier verification"),
+                        .help("Checkpoint of an earlier verification, or of a server's log"),
+                )
+                .arg(
+                    Arg::new("snapshot")
+                        .long("snapshot")
+                        .value_name("PATH")
+                        .conflicts_with("checkpoint")
+                        .help("Snapshot with the checkpoint, or a folder of them"),
                 )
                 .args(client::args()),
         )
@@ -149,11 +159,15 @@ fn detail_text(fields: &Map<String, Value>) -> String {
 
 fn verify(matches: &ArgMatches) -> CommandResult {
     let text = |id: &str| matches.get_one::<String>(id).map(String::as_str);
+    let checkpoint = match text("snapshot") {
+        Some(path) => Some(checkpoint_of(Path::new(path))?.to_string()),
+        None => text("checkpoint").map(str::to_owned),
+    };
     let found = if let Some(file) = text("file") {
-        verify_file(file, text("checkpoint"))?
+        verify_file(file, checkpoint.as_deref())?
     } else {
         let query: Vec<(&str, &str)> =
-            text("checkpoint").map(|line| ("checkpoint", line)).into_iter().collect();
+            checkpoint.as_deref().map(|line| ("checkpoint", line)).into_iter().collect();
         Client::new(matches)?.get("/v1/audit/verify", &query)?.decided(&[200])?.body
     };
     let holds = found["holds"] == true;
@@ -166,6 +180,20 @@ fn verify(matches: &ArgMatches) -> CommandResult {
     }
     say!("intact: {} entries\n{}", found["entries"], found["checkpoint"].as_str().unwrap_or_default())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the checkpoint of a snapshot, or of the last good one of a folder.
+fn checkpoint_of(path: &Path) -> Result<Checkpoint, Failure> {
+    let problem =
+        |problem: &dyn std::fmt::Display| Failure::usage(format!("snapshot: {}: {problem}", path.display()));
+    let found = if path.is_dir() {
+        snapshot::load_last_good(path).map_err(|error| problem(&error))?.snapshot
+    } else {
+        let bytes = std::fs::read(path).map_err(|error| problem(&error))?;
+        Some(snapshot::decode(&bytes).map_err(|damage| problem(&damage))?)
+    };
+    let found = found.ok_or_else(|| problem(&"there is no snapshot in it"))?;
+    found.checkpoint.ok_or_else(|| problem(&"it has no checkpoint: an earlier version wrote it"))
 }
 
 fn verify_file(path: &str, checkpoint: Option<&str>) -> Result<Value, Failure> {

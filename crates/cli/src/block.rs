@@ -4,7 +4,7 @@ use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
 
 use crate::client::{self, Client, segment};
-use crate::emergency::tell;
+use crate::emergency::{scope_line, tell};
 use crate::naming::name_of;
 use crate::rules::change::{ask, reason_arg, yes_arg};
 use crate::{CommandResult, Failure, key_values};
@@ -15,7 +15,9 @@ pub(crate) fn command() -> Command {
         .long_about(
             "Deny all requests of a key, at once and for at most an hour. A repeated block starts its time \
              again. Without a key, the block denies all requests of the rule. Without a rule, it denies \
-             all requests under any rule. Both require a confirmation.",
+             all requests under any rule. Both require a confirmation. So do blocks of yours that cover more \
+             addresses together than a /16 (IPv6: a /32). Above a /8 (IPv6: a /16) they require a token \
+             that may approve. Direct limits, such as CL.THROTTLE, are no rules: their requests still pass.",
         )
         .args(place_args())
         .arg(Arg::new("for").long("for").value_name("PERIOD").default_value("1h").help(
@@ -30,13 +32,12 @@ pub(crate) fn unblock_command() -> Command {
     Command::new("unblock").about("End a block").args(place_args()).args(client::args())
 }
 
+/// The parts of a key belong to a rule, so a key alone selects nothing.
+const RULE_HELP: &str = "Rule to block; required with --key [default: all rules]";
+
 fn place_args() -> [Arg; 3] {
     let [key, verbatim] = key_values::args();
-    [
-        Arg::new("rule").long("rule").value_name("RULE").help("Rule of the key [default: all rules]"),
-        key.requires("rule"),
-        verbatim,
-    ]
+    [Arg::new("rule").long("rule").value_name("RULE").help(RULE_HELP), key.requires("rule"), verbatim]
 }
 
 /// The target of a block. It determines the id of the emergency, so a repeated block is the same
@@ -66,7 +67,7 @@ impl<'m> BlockTarget<'m> {
     /// Describes the target for people.
     fn words(&self) -> String {
         match self.rule {
-            None => "all requests".to_owned(),
+            None => "all requests under any rule".to_owned(),
             Some(rule) if self.key.is_empty() => format!("all requests of rule {rule}"),
             Some(rule) => format!("{} of rule {rule}", self.key.join(", ")),
         }
@@ -93,7 +94,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     let answer = ask(&client, "/v1/emergencies", question, matches, None)?.decided(&[200])?;
     tell(matches, &answer.body, |body| {
         let expires = body["emergency"]["expires"].as_str().unwrap_or_default();
-        format!("blocked until {expires}: {}", place.words())
+        let scope = scope_line(body).map_or_else(String::new, |scope| format!("; {scope}"));
+        format!("blocked until {expires}: {}{scope}", place.words())
     })
 }
 

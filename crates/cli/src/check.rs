@@ -50,7 +50,7 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         say!("{}", answer.body)?;
     } else {
         print(&check_answer, cost)?;
-        notice::print_rollback_of(&client);
+        notice::print_last_of(&client);
     }
     Ok(if check_answer.decision == "allow" { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DENIED) })
 }

@@ -46,14 +46,7 @@ fn new_command() -> Command {
                 .value_parser(PossibleValuesParser::new(Role::ALL.map(Role::as_str))),
         )
         .arg(text_arg("tenant", "NAME", "Tenant of the token [default: none]"))
-        .arg(
-            text_arg(
-                "expires",
-                "TIME",
-                "End: RFC 3339, a duration (90d), or Unix seconds or ms [default: never]",
-            )
-            .value_parser(expiry::parse),
-        )
+        .arg(text_arg("expires", "TIME", expiry::EXPIRES_HELP).value_parser(expiry::parse))
         .args(client::args())
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use comfy_table::Table;
 use serde_json::{Map, Value, json};
+use tidegate_server::UNRULED_REQUESTS;
 
 use crate::client::{self, Client, segment, text_arg};
 use crate::out::shown;
@@ -21,8 +22,8 @@ pub(crate) fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(Command::new("list").about("List emergencies in force").args(client::args()))
-        .subcommand(declaration("block", "Deny all requests"))
-        .subcommand(declaration("allow", "Allow all requests"))
+        .subcommand(declaration("block", "Deny all requests under rules"))
+        .subcommand(declaration("allow", "Allow all requests under rules"))
         .subcommand(
             declaration("limit", "Set a limit")
                 .arg(
@@ -58,7 +59,7 @@ fn for_arg() -> Arg {
 fn declaration(name: &'static str, about: &'static str) -> Command {
     Command::new(name)
         .about(about)
-        .arg(text_arg("rule", "RULE", "Rule that it applies to [default: all rules]"))
+        .arg(text_arg("rule", "RULE", "Rule that it applies to; required with --key [default: all rules]"))
         .args(key_values::args().map(|arg| arg.requires("rule")))
         .arg(text_arg("tenant", "NAME", "Tenant that it applies to [default: all tenants]"))
         .arg(text_arg("id", "ID", "Id; an existing emergency with this id is replaced [default: random]"))
@@ -137,8 +138,15 @@ fn declare(matches: &ArgMatches, action: &str) -> CommandResult {
     let answer = ask(&client, "/v1/emergencies", Value::Object(fields), matches, None)?.decided(&[200])?;
     tell(matches, &answer.body, |body| {
         let text = |field: &str| body["emergency"][field].as_str().unwrap_or_default();
-        format!("emergency {:?} in force until {}: {action}", text("id"), text("expires"))
+        let scope = scope_line(body).map_or_else(String::new, |scope| format!("; {scope}"));
+        format!("emergency {:?} in force until {}: {action}{scope}", text("id"), text("expires"))
     })
+}
+
+/// Names the requests beyond an emergency of all rules. An emergency of one rule needs no such
+/// line.
+pub(crate) fn scope_line(body: &Value) -> Option<String> {
+    body["emergency"]["body"]["rule"].is_null().then(|| format!("not affected: {UNRULED_REQUESTS}"))
 }
 
 fn path_of(matches: &ArgMatches) -> String {

@@ -9,7 +9,7 @@ use serde_json::json;
 use tidegate_server::{LogExport, LogExportError};
 
 use crate::client::json_arg;
-use crate::{CommandResult, Failure};
+use crate::{CommandResult, Failure, expiry};
 
 pub(crate) fn command() -> Command {
     Command::new("log")
@@ -26,13 +26,19 @@ pub(crate) fn command() -> Command {
                      runs.",
                 )
                 .arg(arg("out", "FILE", "File to write; an existing file is replaced").required(true))
-                .arg(arg(
-                    "from",
-                    "TIME",
-                    "Start: RFC 3339, a UTC time of day, or milliseconds since 1970 [default: the first \
-                     record]",
-                ))
-                .arg(arg("to", "TIME", "End [default: now]"))
+                .arg(
+                    arg(
+                        "from",
+                        "TIME",
+                        "Start: RFC 3339, a duration before now (90d), Unix seconds or ms, a UTC time of day \
+                         (14:32:17), or \"now\" [default: the first record]",
+                    )
+                    .value_parser(expiry::parse_past),
+                )
+                .arg(
+                    arg("to", "TIME", "End, in the forms of --from [default: now]")
+                        .value_parser(expiry::parse_past),
+                )
                 .arg(arg("tenant", "NAME", "Tenant of the records [default: all tenants]"))
                 .arg(
                     arg("data-dir", "DIR", "data_dir of the server [default: the user's state folder]")

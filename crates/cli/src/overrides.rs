@@ -54,14 +54,7 @@ fn set_command() -> Command {
             .allow_negative_numbers(true)
             .value_parser(value_parser!(i64)),
         )
-        .arg(
-            text_arg(
-                "expires",
-                "TIME",
-                "End: RFC 3339, a duration (90d), or Unix seconds or ms [default: never]",
-            )
-            .value_parser(expiry::parse),
-        )
+        .arg(text_arg("expires", "TIME", expiry::EXPIRES_HELP).value_parser(expiry::parse))
         .arg(text_arg("name", "NAME", "Name of the override [default: the rule and the key]"))
         .args(confirmed_args())
         .args(client::args())

@@ -7,10 +7,11 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use tidegate_server::settings::{SETTINGS, Setting};
-use tidegate_server::{Config, PreparedServer, Server, StartError};
+use tidegate_server::{Config, OriginProbe, PreparedServer, SINGLE_PROBE_TIME_MAX, Server, StartError};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
+use crate::out::{Reader, shown};
 use crate::{CommandResult, Failure, environment};
 
 /// After a second signal, the exit status is this plus the signal's number, as in shells.
@@ -44,7 +45,7 @@ pub(crate) fn command() -> Command {
             Arg::new("check_config")
                 .long("check-config")
                 .action(ArgAction::SetTrue)
-                .help("Report all problems of the configuration, and do not start"),
+                .help("Report all problems of the configuration, try the origin, and do not start"),
         )
         .args(SETTINGS.iter().map(flag))
 }
@@ -78,7 +79,8 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         prepare(matches, problems)?
     };
     if matches.get_flag("check_config") {
-        say!("the configuration is valid\norigin: {}", prepared.origin())?;
+        say!("the configuration is valid")?;
+        runtime.block_on(print_origin(&prepared))?;
         return Ok(ExitCode::SUCCESS);
     }
     tracing_subscriber::fmt().with_env_filter(filter.unwrap_or_default()).with_writer(std::io::stderr).init();
@@ -86,6 +88,21 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
     // After a second signal, the process does not wait for tasks that still run.
     runtime.shutdown_background();
     done
+}
+
+/// Tries the origin of a valid configuration. An origin that fails is no problem of the
+/// configuration, because a server starts without it.
+async fn print_origin(prepared: &PreparedServer) -> Result<Reader, Failure> {
+    let Some(address) = prepared.origin() else { return say!("origin: none") };
+    aside!("contacting the origin {} for at most {SINGLE_PROBE_TIME_MAX:?}", shown(&address));
+    let Some(OriginProbe { state, is_usable }) = prepared.probe_origin().await else {
+        return say!("origin: {}", shown(address));
+    };
+    say!("origin: {}: {}", shown(address), shown(state))?;
+    if is_usable {
+        return Ok(Reader::There);
+    }
+    say!("the origin cannot be used as configured; a server starts all the same")
 }
 
 /// Reads the whole configuration, and reports all problems at once.

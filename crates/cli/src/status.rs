@@ -7,7 +7,7 @@ use comfy_table::Table;
 use serde_json::Value;
 
 use crate::client::{self, Client};
-use crate::notice::rollback_text;
+use crate::notice::{alarm_text, rollback_text};
 use crate::out::{Reader, shown};
 use crate::{CommandResult, EXIT_FAILED, Failure, style, table};
 
@@ -69,6 +69,9 @@ fn status_table(status: &Value) -> Table {
     let rollback = &rules["last_automatic_rollback"];
     if !rollback.is_null() {
         rows.push(("rollback".to_owned(), rollback_text(rollback)));
+    }
+    if !rules["last_alarm"].is_null() {
+        rows.push(("alarm".to_owned(), alarm_text(&rules["last_alarm"])));
     }
     rows.push(("rates".to_owned(), rates(&status["rates"])));
     let mut table = table::without_header();

@@ -1,6 +1,7 @@
 //! TLS failures of a connection, with their remedy.
 
 use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
+use tidegate::region::redis::ca_as_server_certificate;
 
 /// Describes a failed handshake and its remedy. Returns `None` if the error is not about TLS.
 pub(crate) fn describe(error: &ureq::Error) -> Option<String> {
@@ -27,13 +28,8 @@ fn remedy(error: &Error) -> String {
 
 fn certificate_remedy(problem: &CertificateError) -> String {
     match problem {
-        // The verifier wraps this cause of its own, whose type is no part of the API of rustls.
-        CertificateError::Other(cause) if cause.to_string().contains("CaUsedAsEndEntity") => {
-            "the certificate of the server is a CA certificate, which no server may present: create one with \
-             `openssl req -x509 ... -addext basicConstraints=critical,CA:FALSE -addext \
-             subjectAltName=DNS:localhost,IP:127.0.0.1`, and pass it with --ca"
-                .to_owned()
-        }
+        CertificateError::Other(cause) => ca_as_server_certificate(&cause.to_string())
+            .map_or_else(|| invalid(problem), |remedy| format!("{remedy} by --ca")),
         CertificateError::UnknownIssuer => {
             "the issuer of the server's certificate is not trusted: pass its CA \
              certificate, or a self-signed certificate itself, with --ca"
@@ -42,8 +38,12 @@ fn certificate_remedy(problem: &CertificateError) -> String {
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             format!("{problem}: connect by a name of the certificate, or add the name to its subjectAltName")
         }
-        other => format!("the certificate of the server is not valid: {other}"),
+        other => invalid(other),
     }
+}
+
+fn invalid(problem: &CertificateError) -> String {
+    format!("the certificate of the server is not valid: {problem}")
 }
 
 #[cfg(test)]

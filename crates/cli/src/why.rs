@@ -10,7 +10,7 @@ use tidegate_server::timestamp;
 use crate::check::outage;
 use crate::client::{self, Answer, Client};
 use crate::out::shown;
-use crate::{CommandResult, Failure, notice, style, table};
+use crate::{CommandResult, Failure, expiry, notice, style, table};
 
 /// Exit status if the log has no record, distinct from a failed request.
 const EXIT_NOTHING: u8 = 2;
@@ -34,8 +34,10 @@ pub(crate) fn command() -> Command {
             arg(
                 "at",
                 "TIME",
-                "Time: RFC 3339 (2026-11-16T14:32:17Z), a UTC time of day (14:32:17), or \"now\"",
+                "Time: RFC 3339, a duration before now (90d), Unix seconds or ms, a UTC time of day \
+                 (14:32:17), or \"now\"",
             )
+            .value_parser(expiry::parse_past)
             .default_value("now"),
         )
         .arg(arg("window", "TIME", "Time to search before and after it, up to 1h").default_value("1m"))

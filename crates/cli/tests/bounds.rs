@@ -70,17 +70,77 @@ fn client_that_never_reads_is_disconnected() {
 }
 
 #[test]
-fn more_connections_than_allowed_are_closed_at_once() {
+fn silent_connections_are_closed_long_before_idle_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let timeouts = ["--idle-timeout", "1d", "--request-timeout", "100ms"];
+    let plain = serve(&timeouts);
+    let (encrypted, _) = start_with_tls(folder.path(), &timeouts);
+    for (server, name) in [(&plain, "plain"), (&encrypted, "TLS")] {
+        for listener in ["http", "grpc", "resp", "admin"] {
+            assert!(is_closed(&mut connect(server.address(listener))), "{name} {listener}");
+        }
+    }
+    assert_eq!(metric(&plain, "tidegate_connections_timed_out_total"), 4);
+    // A client that has sent a request may stay.
+    let mut idle = connect(plain.address("resp"));
+    ping(&mut idle);
+    assert!(is_closed(&mut connect(plain.address("resp"))));
+    ping(&mut idle);
+}
+
+#[test]
+fn half_of_a_greeting_or_head_of_http2_is_closed() {
+    let server = serve(&["--idle-timeout", "1d", "--request-timeout", "100ms"]);
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let half_of_head = [0, 0, 9, 1, 0, 0, 0, 0, 1, 0x83];
+    let whole_frame_of_head = [0, 0, 1, 1, 0, 0, 0, 0, 1, 0x83];
+    let greeting = [&preface[..], &settings].concat();
+    for (name, sent) in [
+        ("preface", preface[..20].to_vec()),
+        ("greeting", preface.to_vec()),
+        ("frame", [&greeting[..], &half_of_head].concat()),
+        ("head", [&greeting[..], &whole_frame_of_head].concat()),
+    ] {
+        let mut slow = connect(server.address("grpc"));
+        slow.write_all(&sent).unwrap();
+        assert!(is_closed(&mut slow), "{name}");
+    }
+}
+
+#[test]
+fn the_longest_idle_connection_gives_way_to_a_new_one() {
     let server = serve(&["--connections-max", "2"]);
     let address = server.address("resp");
     let mut first: Vec<TcpStream> = (0..2).map(|_| connect(address)).collect();
     for client in &mut first {
         ping(client);
     }
+    let mut new = connect(address);
+    ping(&mut new);
+    assert!(is_closed(&mut first[0]));
+    ping(&mut first[1]);
+    assert_eq!(metric(&server, "tidegate_connections_evicted_total{listener=\"resp\"}"), 1);
+    assert_eq!(metric(&server, "tidegate_connections_refused_total{listener=\"resp\"}"), 0);
+}
+
+#[test]
+fn requests_under_way_do_not_give_way() {
+    let server = serve(&["--connections-max", "2"]);
+    let address = server.address("resp");
+    let mut first: Vec<TcpStream> = (0..2).map(|_| connect(address)).collect();
+    for client in &mut first {
+        client.write_all(b"PING\r\nPIN").unwrap();
+        read_pong(client);
+    }
+    // The server has taken its next turn since then.
+    assert_eq!(metric(&server, "tidegate_connections_evicted_total{listener=\"resp\"}"), 0);
     assert!(is_closed(&mut connect(address)));
     assert_eq!(metric(&server, "tidegate_connections_refused_total{listener=\"resp\"}"), 1);
+    assert_eq!(metric(&server, "tidegate_connections_evicted_total{listener=\"resp\"}"), 0);
     // The other connections stay open, and a closed one makes room.
-    ping(&mut first[0]);
+    first[0].write_all(b"G\r\n").unwrap();
+    read_pong(&mut first[0]);
     first.pop();
     wait_until("room for another", NOTICE_TIME_MAX, || {
         let mut next = connect(address);
@@ -275,6 +335,10 @@ fn connect(address: SocketAddr) -> TcpStream {
 
 fn ping(client: &mut TcpStream) {
     client.write_all(b"PING\r\n").unwrap();
+    read_pong(client);
+}
+
+fn read_pong(client: &mut TcpStream) {
     let mut pong = [0; 7];
     client.read_exact(&mut pong).unwrap();
     assert_eq!(&pong, b"+PONG\r\n");
@@ -290,7 +354,7 @@ fn is_closed(client: &mut TcpStream) -> bool {
 
 fn metric(server: &Server, name: &str) -> u64 {
     let mut admin = connect(server.address("admin"));
-    admin.write_all(b"GET /metrics HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").unwrap();
+    admin.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
     let mut text = String::new();
     admin.read_to_string(&mut text).unwrap();
     let line = text

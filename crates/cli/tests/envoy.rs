@@ -67,8 +67,11 @@ fn try_http(address: SocketAddr, head: &str, body: &str) -> Option<HttpAnswer> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(START_TIME_MAX)).expect("a time limit");
     let length = body.len();
-    write!(stream, "{head}\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}")
-        .ok()?;
+    write!(
+        stream,
+        "{head}\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     let (head, body) = answer.split_once("\r\n\r\n")?;

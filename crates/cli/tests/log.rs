@@ -9,13 +9,14 @@ mod support;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Output;
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::Value;
 use support::raw::{Reply, request, send};
 use support::{serve, tidegate, token_entry, write};
-use tidegate_testkit::{HttpListener, START_TIME_MAX, Server, wait_until};
+use tidegate_testkit::{HttpListener, Redis, START_TIME_MAX, Server, wait_until};
 
 const RULES: &str = "
     [[rules]]
@@ -325,19 +326,25 @@ fn the_log_is_exported_while_a_server_writes_it() {
     assert_eq!(answer, serde_json::json!({ "records": 2, "file": out }));
     assert_eq!(exported_keys(&out), ["ip:192.0.2.2", "user:42"]);
 
+    // As milliseconds, it would be in 1970.
+    assert_eq!(export(&data, &out, &["--to", "4000000000"]).status.code(), Some(0));
+    assert_eq!(exported_keys(&out), ["ip:192.0.2.2", "user:42"]);
     // No records of another tenant or another time; an existing file is replaced.
     for none in [&["--tenant", "other"][..], &["--to", "2020-01-01T00:00:00Z"]] {
         assert_eq!(export(&data, &out, none).status.code(), Some(0));
         assert_eq!(exported_keys(&out), Vec::<String>::new());
     }
     for (wrong, status, problem) in [
-        (&["--from", "yesterday"][..], 64, "error: from: "),
+        (&["--from", "yesterday"][..], 64, "error: invalid value 'yesterday' for '--from <TIME>'"),
         (&["--from", "now", "--to", "2020-01-01T00:00:00Z"], 64, "error: from: is after"),
     ] {
         let failed = export(&data, &out, wrong);
         assert_eq!(failed.status.code(), Some(status), "{failed:?}");
         assert!(String::from_utf8_lossy(&failed.stderr).starts_with(problem), "{failed:?}");
     }
+    let earlier = why(&server, &["--key", "user:42", "--at", "1795126330", "--json"]);
+    let answer: Value = serde_json::from_slice(&earlier.stdout).expect("JSON");
+    assert_eq!(answer["at"], "2026-11-19T22:12:10.000Z");
     let nowhere = folder.path().join("nowhere").to_string_lossy().into_owned();
     let failed = export(&nowhere, &out, &[]);
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
@@ -365,4 +372,92 @@ fn denials_reach_a_collector_and_are_counted() {
     assert_eq!(heard[0].header("x-team"), Some("edge"));
     let sent: String = heard.iter().map(|heard| String::from_utf8_lossy(&heard.body).into_owned()).collect();
     assert!(sent.contains("user:42 denied by per_user"), "{sent}");
+}
+
+/// The bytes of all files below a folder.
+fn bytes_below(folder: &Path) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        bytes.extend(if path.is_dir() { bytes_below(&path) } else { std::fs::read(&path).expect("read") });
+    }
+    bytes
+}
+
+#[test]
+fn credentials_leave_a_request_as_digests_only() {
+    const RULES: &str = "
+        [[rules]]
+        name = 'per_token'
+        key = ['header.authorization']
+        limit = 2
+        period = '1h'
+
+        [[rules]]
+        name = 'per_session'
+        key = ['header.x-session', 'header.x-plan']
+        limit = 2
+        period = '1h'
+
+        [[overrides]]
+        name = 'important'
+        rule = 'per_token'
+        key = ['Bearer vip-*']
+        limit = 4
+    ";
+    const SECRETS: [&str; 4] = ["tok3n-of-ann", "s3ssion-of-ann", "vip-tok3n", "tok3n-of-envoy"];
+    let (redis, folder) = (Redis::start(&[]), tempfile::tempdir().expect("a folder"));
+    let (rules, data) = (write(folder.path(), "rules.toml", RULES), folder.path().join("data"));
+    let output = folder.path().join("output");
+    let mut command = tidegate(&[]);
+    command.env("TIDEGATE_LOG", "debug").stderr(File::create(&output).expect("a file"));
+    let (data_dir, origin) = (data.to_string_lossy().into_owned(), redis.url());
+    let server = Server::start_as(
+        command,
+        &[
+            &["--rules", &rules, "--data-dir", &data_dir, "--log-sample", "1"][..],
+            &["--origin", &origin, "--secret-headers", "X-Session"][..],
+        ]
+        .concat(),
+    );
+    let statuses = |fields: &[(&str, &str)], count| -> Vec<u16> {
+        let asked = request("GET", "/forward-auth", fields, None);
+        (0..count).map(|_| send(server.address("http"), &asked).status).collect()
+    };
+    let [token, session, vip, descriptor] = SECRETS.map(|secret| format!("Bearer {secret}"));
+    assert_eq!(statuses(&[("authorization", &token)], 3), [200, 200, 429]);
+    assert_eq!(statuses(&[("x-session", &session), ("x-plan", "free")], 3), [200, 200, 429]);
+    assert_eq!(statuses(&[("authorization", &vip)], 5), [200, 200, 200, 200, 429]);
+    let lacking = format!(r#"{{"dimensions":{{"header.authorization":"{token}"}}}}"#);
+    assert!(ask(&server, "/v1/check", &lacking).body.contains(r#""decision":"deny""#));
+    let entry = format!(r#"{{"key":"authorization","value":"{descriptor}"}}"#);
+    let limit = r#"{"requests_per_unit":1,"unit":"HOUR"}"#;
+    let body = format!(r#"{{"domain":"shop","descriptors":[{{"entries":[{entry}],"limit":{limit}}}]}}"#);
+    assert_eq!([(); 2].map(|()| ask(&server, "/json", &body).status), [200, 429]);
+
+    let token_key = format!("header.authorization:{token}");
+    let denied = &records(&server, &token_key, 4)[0];
+    assert_eq!((&denied["verdict"], &denied["rule"]), (&"denied".into(), &"per_token".into()));
+    let hidden = denied["key"].as_str().expect("text").to_owned();
+    assert!(hidden.starts_with("header.authorization:sha256:"), "{hidden}");
+    records(&server, &hidden, 4);
+    records(&server, &format!("header.x-session:{session},header.x-plan:free"), 3);
+    assert_eq!(records(&server, &format!("header.authorization:{vip}"), 5)[0]["replaced_by"], "important");
+
+    records(&server, &format!("authorization:{descriptor}"), 2);
+
+    let read = |path: &str| send(server.address("admin"), &request("GET", path, &[], None)).body;
+    let why = read(&format!("/v1/why?key={}", token_key.replace(' ', "%20")));
+    let answers = ["/v1/heavy?minutes=2", "/metrics", "/v1/status", "/readyz"].map(read).concat();
+    let kept: Vec<u8> = redis.keys().into_iter().flat_map(|(key, _)| key).collect();
+    drop(server);
+    let log = std::fs::read(&output).expect("the output");
+    assert!(!kept.is_empty() && !log.is_empty());
+    let places = [bytes_below(&data), why.into_bytes(), answers.into_bytes(), kept, log];
+    for secret in SECRETS {
+        for (at, bytes) in places.iter().enumerate() {
+            let is_there = bytes.windows(secret.len()).any(|found| found == secret.as_bytes());
+            assert!(!is_there, "{secret} is in place {at}");
+        }
+    }
 }

@@ -45,6 +45,7 @@ impl Client {
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
+        let request = request.header("content-type", "application/json");
         let request = request.body(body.to_owned()).expect("a request");
         let mut answer = self.agent.run(request).expect("an answer");
         let text = answer.body_mut().read_to_string().expect("text");

@@ -10,9 +10,11 @@ use tidegate_rules::store::{ApplyConditions, Attribution, StoreError};
 
 use crate::consent::{self, ChangeKind};
 use crate::control::{Control, Stopping};
-use crate::guardrail::{ApprovedEffect, ChangeEffect};
-use crate::node::Node;
-use crate::plan::{PlanError, PlanResult};
+use crate::denials::AlarmCause;
+use crate::emergency_consent::blocked_by_emergencies;
+use crate::guardrail::{ApprovedEffect, AuthorHistory, ChangeEffect, SERIES_MS};
+use crate::node::{Node, NodeRules as _};
+use crate::plan::{PlanBasis, PlanError, PlanResult};
 
 /// A proposed change of the store that can be applied.
 #[derive(Debug)]
@@ -76,7 +78,7 @@ impl<N: Node> Control<N> {
         (kind, operations): (ChangeKind, &[Operation]),
         caller: &str,
     ) -> Result<PlanResult, PlanError> {
-        self.plan_for(rule_rows, (kind, operations), ApprovedEffect::default(), caller).await
+        self.plan_for(rule_rows, (kind, operations), None, caller).await
     }
 
     /// Plans a stored change again, compared with its approved effect: traffic goes on while a
@@ -86,7 +88,7 @@ impl<N: Node> Control<N> {
         rule_rows: &Arc<RuleRows>,
         stored: &StoredChange,
     ) -> Result<PlanResult, PlanError> {
-        let approved = stored.approved().unwrap_or_default();
+        let approved = stored.change.approval.as_ref().map(|_| stored.approved().unwrap_or_default());
         let change = (stored.kind(), stored.operations.as_slice());
         self.plan_for(rule_rows, change, approved, &stored.change.author).await
     }
@@ -95,16 +97,37 @@ impl<N: Node> Control<N> {
         self: &Arc<Self>,
         rule_rows: &Arc<RuleRows>,
         (kind, operations): (ChangeKind, &[Operation]),
-        approved: ApprovedEffect,
+        approved: Option<ApprovedEffect>,
         author: &str,
     ) -> Result<PlanResult, PlanError> {
-        let planned = self.evaluate(rule_rows, operations, approved).await?;
+        let (is_approved, approved) = (approved.is_some(), approved.unwrap_or_default());
+        let history = self.history_of(rule_rows, author).await?;
+        let planned = self.evaluate(rule_rows, operations, PlanBasis { approved, history }).await?;
         let effect = self.fit_to_approvers(planned.effect, rule_rows, author).await?;
         let effect = match consent::confirmation(kind, rule_rows, operations) {
             Some(confirmation) => effect.confirmed_for(&confirmation),
             None => effect,
         };
-        Ok(PlanResult { effect, ..planned })
+        // An approved change is not undone automatically.
+        let needs_approval = is_approved || effect.needs == ChangeNeeds::Approver;
+        let watch =
+            if needs_approval { planned.watch.alarm_only(AlarmCause::Approved) } else { planned.watch };
+        Ok(PlanResult { effect, watch, ..planned })
+    }
+
+    /// Returns the recent changes of an author, and the addresses that its emergencies block.
+    async fn history_of(&self, rule_rows: &RuleRows, author: &str) -> Result<AuthorHistory, PlanError> {
+        let now_ms = self.now_ms()?;
+        let changes = self.store.changes_by(author, now_ms.saturating_sub(SERIES_MS)).await?;
+        let (names, rules) = (self.names_of(author).await?, self.node()?.rules());
+        let blocked = blocked_by_emergencies(&rule_rows.emergencies, &names, rules.set(), now_ms);
+        Ok(AuthorHistory::new(changes, blocked))
+    }
+
+    /// Returns the names of an author, and of the credentials related to it.
+    pub(crate) async fn names_of(&self, author: &str) -> Result<HashSet<String>, StoreError> {
+        let related = self.store.related_to(author).await?;
+        Ok(related.into_iter().chain([author.to_owned()]).collect())
     }
 
     /// Adapts an effect whose approval could never come.
@@ -126,8 +149,7 @@ impl<N: Node> Control<N> {
         if effect.needs != ChangeNeeds::Approver {
             return Ok(effect);
         }
-        let related = self.store.related_to(author).await?;
-        let names: HashSet<String> = related.into_iter().chain([author.to_owned()]).collect();
+        let names = self.names_of(author).await?;
         Ok(if node.has_approver_beside(&names) { effect } else { effect.for_only() })
     }
 
@@ -249,7 +271,7 @@ mod tests {
         fixture.node.set_approvers(&["ada"]);
         assert_eq!(consent(&fixture).await, confirmation("no other credential may approve"));
         fixture.node.set_approvers(&["ada", "bob"]);
-        let approval = "the change leaves half of rule \"per_user\", or less".to_owned();
+        let approval = "lowers rule \"per_user\" from 100 to 50, by 50.0 %".to_owned();
         assert_eq!(consent(&fixture).await, (ChangeNeeds::Approver, approval.clone()));
         let of_bob = Credential {
             hash: "0".repeat(64),

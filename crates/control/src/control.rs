@@ -5,6 +5,7 @@
 //! wait for rule rows, and no rule is compiled again for them.
 
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -17,8 +18,10 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::alarm::Alarm;
+use crate::audit_watch::AuditWatch;
 use crate::denials::Denials;
-use crate::node::{ControlEvent, Node};
+use crate::node::{ControlEvent, Node, NodeRules};
 use crate::plan::PlanPermits;
 use crate::review::{PreviousRules, UnreviewedChanges};
 use crate::rollback::AutomaticRollback;
@@ -48,11 +51,13 @@ pub struct Control<N: Node> {
     /// One task at a time reviews changes that came into force.
     pub(crate) unreviewed: tokio::sync::Mutex<Option<UnreviewedChanges<N>>>,
     pub(crate) last_rollback: ArcSwapOption<AutomaticRollback>,
+    pub(crate) last_alarm: ArcSwapOption<Alarm>,
     pub(crate) plan_permits: PlanPermits,
     /// Content of the store that is not in force, while it is in use. All users share one copy.
     pub(crate) beside: tokio::sync::Mutex<Weak<RuleRows>>,
     /// Locked while the audit is verified. That reads the whole audit, so only one runs at a time.
     pub(crate) verifying_audit: tokio::sync::Mutex<()>,
+    pub(crate) audit_watch: AuditWatch,
 }
 
 /// State of the last load, so that refused content is not retried until it changes.
@@ -298,8 +303,6 @@ impl<N: Node> Control<N> {
         node: &N,
     ) -> Result<PreviousRules<N>, LoadError> {
         let mut rules = compile(&rule_rows, self.placement.as_deref(), node).map_err(LoadError::Refused)?;
-        // Watched rules count all requests, from the first.
-        self.denials().mark(&rules);
         let replacing = self.replacing();
         let before = self.rule_rows();
         // Emergencies do not wait for a load of rule rows: later ones stay.
@@ -309,16 +312,13 @@ impl<N: Node> Control<N> {
             (rule_rows.emergency_revision, rule_rows.emergencies) = (later.0, later.1.to_vec());
         }
         node.note(in_force(&rule_rows));
+        adopt_keys(&rules, &*node.rules());
         let replaced = node.replace_rules(Arc::new(rules));
         self.in_force.store(Arc::new(rule_rows));
         drop(replacing);
-        let mut denials = self.denials();
-        denials.take_from(&*replaced);
-        // Denials of the new rules must not count as denials of the old ones.
-        denials.set_aside();
-        denials.mark(&*node.rules());
-        drop(denials);
-        Ok(PreviousRules { rule_rows: before, rules: replaced, at_ms: node.now_ms() })
+        // Denials by the new rules must not count as denials by the old ones.
+        let since_look = self.denials().note_replaced(&*node.rules());
+        Ok(PreviousRules { rule_rows: before, rules: replaced, since_look, at_ms: node.now_ms() })
     }
 
     fn put_under(
@@ -335,6 +335,7 @@ impl<N: Node> Control<N> {
         }
         let rules = node.with_emergencies(&node.rules(), revision, &rows);
         node.replace_rules(Arc::new(rules.map_err(LoadError::Refused)?));
+        self.denials().watch_emergencies(&before.emergencies, &rows, node.now_ms());
         let rule_rows = before.under(revision, rows);
         node.note(in_force(&rule_rows));
         self.in_force.store(Arc::new(rule_rows));
@@ -353,6 +354,18 @@ impl<N: Node> Control<N> {
     pub(crate) fn count(&self, event: ControlEvent) {
         if let Some(node) = self.node.upgrade() {
             node.note(event);
+        }
+    }
+}
+
+/// Lets new rules continue the recent keys of those that they replace. A rule with another key
+/// begins anew.
+fn adopt_keys(rules: &impl NodeRules, replaced: &impl NodeRules) {
+    let before = replaced.counted().filter(|(_, keys)| !keys.is_empty());
+    let before: HashMap<&str, _> = before.map(|(rule, keys)| (&*rule.name, (&rule.key, keys))).collect();
+    for (rule, keys) in rules.counted() {
+        if let Some((_, known)) = before.get(&*rule.name).filter(|(key, _)| **key == rule.key) {
+            keys.adopt(known);
         }
     }
 }

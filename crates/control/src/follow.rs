@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use tidegate_core::{Backoff, with_jitter};
+use tidegate_core::with_jitter;
 use tidegate_rules::snapshot::Snapshot;
-use tidegate_rules::store::{Address, RETRY_MAX, RETRY_MIN, Signal, Store};
+use tidegate_rules::store::{Address, Signal, Store};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::audit_watch::AuditWatch;
 use crate::control::{Control, EMPTY, LoadDepth, LoadError, LoadState, compile, in_force};
 use crate::node::{ControlEvent, Node, NodeRules};
 use crate::plan::PlanPermits;
@@ -123,10 +124,10 @@ impl<N: Node> StoreFollower<N> {
         };
         let rows = follow_rows(Arc::clone(&control));
         let emergencies = follow_emergencies(Arc::clone(&control));
-        let written = is_kept.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full()));
-        let kept = config.snapshots.clone().map(Arc::new);
-        let kept =
-            kept.map(|to| tokio::spawn(snapshots::keep(Arc::clone(&control), to, written, stop.clone())));
+        let known = (control.rule_rows(), control.credentials.load_full());
+        let written = is_kept.then(|| LastWrite::of(&known.0, &known.1, None));
+        let to = config.snapshots.clone().map(Arc::new);
+        let kept = tokio::spawn(snapshots::keep(Arc::clone(&control), to, written, stop.clone()));
         tokio::select! {
             () = stop.cancelled() => {}
             () = watch(&control, &config, seed(node.now_ms())) => {}
@@ -134,10 +135,8 @@ impl<N: Node> StoreFollower<N> {
             () = emergencies => {}
             () = rollback::look(Arc::clone(&control)) => {}
         }
-        if let Some(kept) = kept {
-            // The task has logged its failed writes.
-            let _ = kept.await;
-        }
+        // The task has logged its failed writes.
+        let _ = kept.await;
         control.store().close().await;
     }
 }
@@ -168,7 +167,7 @@ impl<N: Node> Control<N> {
     /// Follows a store, with the content of a snapshot in force.
     pub(crate) fn new(
         store: Store,
-        Snapshot { rule_rows, credentials }: Snapshot,
+        Snapshot { rule_rows, credentials, checkpoint }: Snapshot,
         placement: Option<String>,
         node: &Arc<N>,
     ) -> Arc<Self> {
@@ -188,15 +187,17 @@ impl<N: Node> Control<N> {
             denials: Mutex::default(),
             unreviewed: tokio::sync::Mutex::new(Some(UnreviewedChanges::at_start())),
             last_rollback: ArcSwapOption::empty(),
+            last_alarm: ArcSwapOption::empty(),
             plan_permits: PlanPermits::default(),
             beside: tokio::sync::Mutex::default(),
             verifying_audit: tokio::sync::Mutex::new(()),
+            audit_watch: AuditWatch::after(checkpoint),
         })
     }
 
     /// Continues from a snapshot with its rules in force. Its tokens apply unless the store is
     /// known to have had any.
-    async fn begin_with(&self, Snapshot { rule_rows, credentials }: Snapshot, node: &N) {
+    async fn begin_with(&self, Snapshot { rule_rows, credentials, .. }: Snapshot, node: &N) {
         self.in_force.store(Arc::new(rule_rows));
         if self.credentials.load().is_empty() && !self.has_stored_credentials().await {
             node.admit_stored(&credentials);
@@ -260,7 +261,7 @@ fn seed(now_ms: u64) -> u64 {
 
 /// Opens the store once it is reachable. Retries as for a store that is lost while the server runs.
 async fn find(config: &StoreConfig, seed: u64) -> Store {
-    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX, seed);
+    let mut backoff = config.address.retries(seed);
     loop {
         match Store::open(&config.address).await {
             Ok(store) => return store,
@@ -332,7 +333,7 @@ async fn follow_rows<N: Node>(control: Arc<Control<N>>) {
     loop {
         wait(&control.rows_wanted, is_done).await;
         let look = control.wanted();
-        is_done = log_outcome("rules", control.take_rows(look).await);
+        is_done = log_outcome("rules", control.take_rows(look).await, is_done);
         if !is_done && look == LoadDepth::Everything {
             control.everything_wanted.store(true, Ordering::Relaxed);
         }
@@ -343,7 +344,7 @@ async fn follow_emergencies<N: Node>(control: Arc<Control<N>>) {
     let mut is_done = true;
     loop {
         wait(&control.emergencies_wanted, is_done).await;
-        is_done = log_outcome("emergencies", control.take_emergencies().await);
+        is_done = log_outcome("emergencies", control.take_emergencies().await, is_done);
     }
 }
 
@@ -357,8 +358,9 @@ async fn wait(wanted: &Notify, is_done: bool) {
     }
 }
 
-/// Logs a failed load. Returns whether a retry would be pointless.
-fn log_outcome(what: &str, taken: Result<(), LoadError>) -> bool {
+/// Logs a failed load, unless it is the retry of a logged one. Returns whether a retry would be
+/// pointless.
+fn log_outcome(what: &str, taken: Result<(), LoadError>, was_done: bool) -> bool {
     match taken {
         Ok(()) | Err(LoadError::Stopping) => true,
         Err(LoadError::Refused(problems)) => {
@@ -366,7 +368,9 @@ fn log_outcome(what: &str, taken: Result<(), LoadError>) -> bool {
             true
         }
         Err(LoadError::Failed(error)) => {
-            tracing::warn!(what, %error, "not loaded; the last good set stays in force");
+            if was_done {
+                tracing::warn!(what, %error, "not loaded; the last good set stays in force until a retry succeeds");
+            }
             false
         }
     }
@@ -426,9 +430,9 @@ mod tests {
         let node = TestNode::new();
         let control = Control::new(store, Snapshot::default(), None, &node);
         let written =
-            is_from_one.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full()));
+            is_from_one.then(|| LastWrite::of(&control.rule_rows(), &control.credentials.load_full(), None));
         let (to, stop) = (Arc::new(Snapshots::Folder(dir.path().to_owned())), CancellationToken::new());
-        let keeping = tokio::spawn(snapshots::keep(control, to, written, stop.clone()));
+        let keeping = tokio::spawn(snapshots::keep(control, Some(to), written, stop.clone()));
         tokio::task::yield_now().await;
         stop.cancel();
         keeping.await.expect("it ends");

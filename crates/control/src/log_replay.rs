@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_record::{Archive, DecisionRecord, LogError};
 use tokio::runtime::Builder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::guardrail::EVIDENCE_MS;
 
 /// Concurrent replays. Each holds some tens of megabytes of state. A replay waits for the previous
 /// one, but not for queries.
@@ -16,17 +19,30 @@ const REPLAYS_MAX: usize = 1;
 pub struct LogReplay {
     folder: PathBuf,
     sample_rate: f64,
+    evidence_ms: u64,
     permits: Arc<Semaphore>,
 }
 
 impl LogReplay {
     /// For the log in `folder`, which has this share of the allowed decisions.
     pub fn new(folder: &Path, sample_rate: f64) -> Self {
-        Self { folder: folder.to_owned(), sample_rate, permits: Arc::new(Semaphore::new(REPLAYS_MAX)) }
+        let permits = Arc::new(Semaphore::new(REPLAYS_MAX));
+        Self { folder: folder.to_owned(), sample_rate, evidence_ms: EVIDENCE_MS, permits }
+    }
+
+    /// The same log, whose records of a rule must cover this time to show that a change denies
+    /// little.
+    #[must_use]
+    pub fn requiring(self, evidence: Duration) -> Self {
+        Self { evidence_ms: u64::try_from(evidence.as_millis()).unwrap_or(u64::MAX), ..self }
     }
 
     pub(crate) fn sample_rate(&self) -> f64 {
         self.sample_rate
+    }
+
+    pub(crate) fn evidence_ms(&self) -> u64 {
+        self.evidence_ms
     }
 
     /// Passes records to `take` as `ReplayTurn::replay` does, on a blocking thread, and returns

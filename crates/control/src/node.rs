@@ -11,19 +11,19 @@ use tidegate_rules::{NamespaceOverrides, Rule, RuleSet};
 
 use crate::control::Control;
 use crate::log_replay::LogReplay;
-use crate::rule_count::RuleCount;
+use crate::rule_keys::{KeyMemory, RuleKeys};
 
 /// A rule set in the form in which a node decides under it.
 pub trait NodeRules: fmt::Debug + Send + Sync + 'static {
     /// The compiled rules.
     fn set(&self) -> &RuleSet;
 
-    /// The counts of the rules, by position.
-    fn counts(&self) -> &[RuleCount];
+    /// The recent keys of the rules, by position.
+    fn keys(&self) -> &[RuleKeys];
 
-    /// Returns all rules with their counts.
-    fn counted(&self) -> impl Iterator<Item = (&Rule, &RuleCount)> {
-        self.set().rules().iter().zip(self.counts())
+    /// Returns all rules with their recent keys.
+    fn counted(&self) -> impl Iterator<Item = (&Rule, &RuleKeys)> {
+        self.set().rules().iter().zip(self.keys())
     }
 }
 
@@ -80,6 +80,9 @@ pub trait Node: RuleTarget + CredentialTarget + fmt::Debug + Send + Sync + Sized
     /// Milliseconds since the Unix epoch, by the node's clock.
     fn now_ms(&self) -> u64;
 
+    /// The memory for the recent keys of rules.
+    fn key_memory(&self) -> &KeyMemory;
+
     /// The decision log; `None` if it is off.
     fn log(&self) -> Option<&LogReplay>;
 
@@ -113,8 +116,12 @@ pub enum ControlEvent {
         /// Milliseconds.
         ms: u64,
     },
+    /// The audit of the store continues the last checkpoint, or does not.
+    AuditContinues(bool),
     /// A change was rolled back automatically.
     RolledBack,
     /// A rollback failed: the rules do not compile without the change, or it was changed further.
     NotRolledBack,
+    /// A change or an emergency that is never undone automatically raised an alarm.
+    Alarmed,
 }

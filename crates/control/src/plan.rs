@@ -1,24 +1,29 @@
 //! Plans: a change is compiled and measured as a whole before it is applied, by people or by the
 //! server itself.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Deserialize;
-use tidegate_rules::EMERGENCIES_MAX;
 use tidegate_rules::change::Operation;
 use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRows};
-use tidegate_rules::store::{StoreError, in_emergency};
+use tidegate_rules::store::{AUTHOR_CHANGES_MAX, StoreError, in_emergency};
+use tidegate_rules::{Class, EMERGENCIES_MAX, Rule};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::control::{Control, Stopping, let_go};
-use crate::guardrail::{ApprovedEffect, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS};
+use crate::denials::AlarmCause;
+use crate::guardrail::{
+    ApprovedEffect, AuthorHistory, ChangeEffect, ChangePlan, RECORDS_MAX, UnknownReason, WINDOW_MS,
+};
 use crate::log_replay::ReplayTurn;
 use crate::node::{Node, NodeRules};
+use crate::row_tenants::RowTenants;
 use crate::watch::WatchForecast;
 
 /// Number of changes of people that are compiled and measured at a time. Higher: fewer wait for
-/// another; each needs the memory of two rule sets.
+/// another; each needs the memory of two rule sets, and of a third one for the rules before the
+/// earlier changes of its author.
 const PLANS_MAX: usize = 1;
 
 /// The same for changes of the server, so that automatic rollbacks do not wait for plans of people.
@@ -38,6 +43,21 @@ impl Default for PlanPermits {
     fn default() -> Self {
         let [peoples, own] = [PLANS_MAX, OWN_PLANS_MAX].map(|most| Arc::new(Semaphore::new(most)));
         Self { peoples, own }
+    }
+}
+
+/// What a change is compared with, besides the rules in force.
+#[derive(Debug, Default)]
+pub(crate) struct PlanBasis {
+    /// Its effect at its approval.
+    pub(crate) approved: ApprovedEffect,
+    /// The earlier changes of its author.
+    pub(crate) history: AuthorHistory,
+}
+
+impl From<ApprovedEffect> for PlanBasis {
+    fn from(approved: ApprovedEffect) -> Self {
+        Self { approved, history: AuthorHistory::default() }
     }
 }
 
@@ -113,12 +133,12 @@ impl<N: Node> Control<N> {
     }
 
     /// Plans a change of a person as a whole: whether the rules compile with it, and its effect on
-    /// recent requests, compared with the approved effect.
+    /// recent requests, compared with `basis`.
     pub(crate) async fn evaluate(
         self: &Arc<Self>,
         rule_rows: &Arc<RuleRows>,
         operations: &[Operation],
-        approved: ApprovedEffect,
+        basis: impl Into<PlanBasis>,
     ) -> Result<PlanResult, PlanError> {
         self.check(rule_rows, operations)?;
         let permit = turn(&self.plan_permits.peoples).await?;
@@ -133,11 +153,12 @@ impl<N: Node> Control<N> {
         let puts: HashSet<String> = rows.map(|(_, name)| name.to_owned()).collect();
         let of_override = |operation: &&Operation| operation.row().0 == RowKind::Override;
         let overrides: Vec<Operation> = operations.iter().filter(of_override).cloned().collect();
-        let control = Arc::clone(self);
+        let (control, basis) = (Arc::clone(self), basis.into());
+        let change = (Arc::clone(rule_rows), operations.to_vec());
         let look = move |change_plan: ChangePlan| PlanResult {
-            watch: control.denials().forecast(change_plan.scope().touched(), &change_plan.scope().stricter()),
+            watch: forecast(&control, &change_plan, (&change.0, &change.1), &*node),
             warnings: warnings(&change_plan, &puts, &overrides, &*node),
-            effect: measure(change_plan, approved, turn, &*node),
+            effect: judge(change_plan, (&change.0, &change.1), basis, turn.as_ref(), &*node),
         };
         self.compile_plan(permit, rule_rows, operations, look).await
     }
@@ -214,6 +235,35 @@ impl<N: Node> Control<N> {
     }
 }
 
+/// Returns the rules that a change would be watched for, and whether it would be undone.
+fn forecast<N: Node>(
+    control: &Control<N>,
+    change_plan: &ChangePlan,
+    (rule_rows, operations): (&RuleRows, &[Operation]),
+    node: &N,
+) -> WatchForecast {
+    let (in_force, scope) = (node.rules(), change_plan.scope());
+    let is_touched =
+        |rule: &&Rule| scope.touched().binary_search_by(|name| name.as_str().cmp(&rule.name)).is_ok();
+    let before: HashMap<&str, &Rule> =
+        in_force.set().rules().iter().filter(is_touched).map(|rule| (&*rule.name, rule)).collect();
+    let after: Vec<&Rule> = change_plan.after().rules().iter().filter(is_touched).collect();
+    let is_rekeyed = |rule: &&&Rule| before.get(&*rule.name).is_some_and(|before| before.key != rule.key);
+    let rekeyed = after.iter().filter(is_rekeyed).map(|rule| rule.name.to_string()).collect();
+    // A load of new rules waits for the lock of the denials.
+    let stricter = scope.stricter();
+    let mut forecast = control.denials().forecast(scope.touched(), &stricter, &rekeyed, &*in_force);
+    let mut all = before.values().chain(&after);
+    if let Some(rule) = all.find(|rule| rule.class == Class::Security) {
+        forecast = forecast.alarm_only(AlarmCause::Security(rule.name.to_string()));
+    }
+    let tenants = RowTenants { before: rule_rows, after: rule_rows };
+    match tenants.of_all(operations) {
+        Some(tenant) => forecast.of_tenant(&tenant),
+        None => forecast,
+    }
+}
+
 async fn turn(plan_permits: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, PlanError> {
     Ok(Arc::clone(plan_permits).acquire_owned().await.map_err(|_| Stopping)?)
 }
@@ -245,26 +295,60 @@ fn unknown_tenant(body: &str, node: &impl Node) -> Option<String> {
     (!node.has_tenant(&tenant)).then(|| format!("tenant: there is no [[tenants]] entry named {tenant:?}"))
 }
 
+/// Returns the effect of a valid change: compared with the rules in force, or together with the
+/// earlier changes of its author, if that needs more consent.
+fn judge(
+    mut change_plan: ChangePlan,
+    (rule_rows, operations): (&RuleRows, &[Operation]),
+    PlanBasis { approved, history }: PlanBasis,
+    turn: Option<&ReplayTurn>,
+    node: &impl Node,
+) -> ChangeEffect {
+    let approved = Arc::new(approved);
+    change_plan.add_blocks(&history.blocked);
+    let together = change_plan.with_earlier(&history, rule_rows, operations, node.now_ms());
+    let is_partial = history.is_partial() && change_plan.scope().is_risky();
+    // One after the other, because each holds up to a million records.
+    let effect = measure(change_plan, &approved, turn, node);
+    let effect = match together {
+        Ok(None) => effect,
+        Ok(Some(mut together)) => {
+            together.add_blocks(&history.blocked);
+            effect.or_with_earlier(measure(together, &approved, turn, node))
+        }
+        Err(problems) => {
+            tracing::debug!(%problems, "the rules before the changes of an author do not compile");
+            effect.approved_for("the rules before the earlier changes of its author cannot be restored")
+        }
+    };
+    if is_partial {
+        let most = AUTHOR_CHANGES_MAX;
+        return effect.approved_for(&format!("more than {most} changes of a day are not compared with"));
+    }
+    effect
+}
+
 /// Measures the effect of a valid change on recent requests. An unreadable log does not prevent
 /// changes of rules.
 fn measure(
     change_plan: ChangePlan,
-    approved: ApprovedEffect,
-    turn: Option<ReplayTurn>,
+    approved: &Arc<ApprovedEffect>,
+    turn: Option<&ReplayTurn>,
     node: &impl Node,
 ) -> ChangeEffect {
     let (Some(log), Some(turn)) = (node.log(), turn) else {
-        return ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, &approved);
+        return ChangeEffect::unknown(change_plan.scope(), UnknownReason::NoLog, approved);
     };
-    let (scope, approved) = (change_plan.scope().clone(), Arc::new(approved));
+    let scope = change_plan.scope().clone();
     let now_ms = node.now_ms();
     let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
-    let mut test = change_plan.begin(log.sample_rate(), Arc::clone(&approved));
+    let test = change_plan.begin(log.sample_rate(), Arc::clone(approved));
+    let mut test = test.requiring(log.evidence_ms());
     match turn.replay(window, RECORDS_MAX, |record| test.take(record)) {
         Ok(()) => test.finish(),
         Err(error) => {
             tracing::error!(%error, "a change is not measured: the decision log cannot be read");
-            ChangeEffect::unknown(&scope, UnknownReason::LogUnreadable(error.to_string()), &approved)
+            ChangeEffect::unknown(&scope, UnknownReason::LogUnreadable(error.to_string()), approved)
         }
     }
 }

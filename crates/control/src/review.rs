@@ -1,7 +1,7 @@
 //! Review of the changes that came into force: the rules that they may have made stricter are
 //! watched. If the store does not reply, every look retries, so that no change goes unwatched.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -9,20 +9,25 @@ use tidegate_record::{DecisionRecord, RecordVerdict};
 use tidegate_rules::change::{ChangeState, Operation};
 use tidegate_rules::rows::{RowKind, RuleRows};
 use tidegate_rules::store::{Rollback, StoreError};
+use tidegate_rules::{Class, RuleSet};
 
 use crate::applied::AppliedChange;
 use crate::control::{Control, let_go};
-use crate::denials::{Denials, LoggedCount, REMEMBERED_MAX, WATCHED_MS};
+use crate::denials::{AlarmCause, ChangeWatch, Denials, LOOK_MS, WATCHED_MS};
 use crate::guardrail::{ApprovedEffect, ChangePlan, RECORDS_MAX, StricterRules, tightened, with};
 use crate::node::{ControlEvent, Node, NodeRules};
 use crate::plan::PlanError;
-use crate::rollback::{AUTOMATIC, may_pass};
+use crate::rollback::{AUTOMATIC, AutomaticRollback, may_pass};
+use crate::row_tenants::RowTenants;
+use crate::rule_keys::KeyOutcome;
 
 /// Rules that were in force until they were replaced.
 #[derive(Debug)]
 pub(super) struct PreviousRules<N: Node> {
     pub(super) rule_rows: Arc<RuleRows>,
     pub(super) rules: Arc<N::Rules>,
+    /// The first look of the rules that replaced them.
+    pub(super) since_look: u64,
     /// The time of the replacement.
     pub(super) at_ms: u64,
 }
@@ -54,6 +59,15 @@ struct PriorRules {
     rule_rows: Arc<RuleRows>,
     /// Rules that may deny more since; `None` if unknown. An unknown rule has no baseline.
     stricter: Option<StricterRules>,
+    /// Touched rules of class `security`, before or after.
+    security: BTreeSet<String>,
+}
+
+impl PriorRules {
+    /// Rows of which it is unknown whether the changes after them are stricter.
+    fn unknown(rule_rows: Arc<RuleRows>) -> Self {
+        Self { rule_rows, stricter: None, security: BTreeSet::new() }
+    }
 }
 
 /// References of a row to other rows.
@@ -67,8 +81,6 @@ impl<N: Node> Control<N> {
     /// Measures how long the new rules took to arrive, and watches their effect from now on.
     pub(super) async fn review_applied(self: &Arc<Self>, replaced: PreviousRules<N>) {
         let mut unreviewed = self.unreviewed.lock().await;
-        // The review of an earlier change may just have ended the separate count.
-        self.with_denials(Denials::set_aside).await;
         match &*unreviewed {
             // All changes since then are compared with the earlier rules.
             Some(_) => self.let_go_of(replaced),
@@ -90,7 +102,6 @@ impl<N: Node> Control<N> {
         if let Err(error) = self.try_note(changes).await {
             return tracing::warn!(%error, "changes that were taken over are not watched yet: tried again");
         }
-        self.with_denials(Denials::go_on).await;
         if let Some(replaced) = unreviewed.take().and_then(|noted| noted.before) {
             self.let_go_of(replaced);
         }
@@ -104,6 +115,7 @@ impl<N: Node> Control<N> {
     async fn try_note(self: &Arc<Self>, unreviewed: &mut UnreviewedChanges<N>) -> Result<(), StoreError> {
         let Some(node) = self.node.upgrade() else { return Ok(()) };
         self.take_last_rollback().await?;
+        self.take_last_alarm().await?;
         let applied_operations = self.applied_operations(unreviewed, &node).await?;
         let Some(first) = applied_operations.first() else { return Ok(()) };
         let before = if let Some(replaced) = &unreviewed.before {
@@ -119,8 +131,11 @@ impl<N: Node> Control<N> {
             }
             let revision = applied.revision;
             // An automatic rollback is not watched: the denials that it ends must not undo it.
-            if applied.by != AUTOMATIC {
-                self.watch_change(&applied, operations, &before).await?;
+            if applied.by == AUTOMATIC {
+                self.forget_undone(applied.change).await?;
+            } else {
+                let since_look = unreviewed.before.as_ref().map_or(0, |replaced| replaced.since_look);
+                self.watch_change(&applied, operations, &before, since_look).await?;
             }
             unreviewed.noted = revision;
         }
@@ -156,10 +171,15 @@ impl<N: Node> Control<N> {
     ) -> PriorRules {
         let (rule_rows, rules) = (Arc::clone(&replaced.rule_rows), Arc::clone(&replaced.rules));
         let operations = all_of(applied_operations);
-        let (known, node) = (Arc::clone(&rule_rows), Arc::clone(node));
-        let stricter =
-            aside(move || tightened((rules.set(), node.rules().set()), &known, &operations, node.now_ms()));
-        PriorRules { rule_rows, stricter: stricter.await }
+        let (known, now, node) = (Arc::clone(&rule_rows), self.rule_rows(), Arc::clone(node));
+        let prior = aside(move || {
+            let in_force = node.rules();
+            let sets = (rules.set(), in_force.set());
+            let stricter = Some(tightened(sets, &known, &operations, node.now_ms()));
+            let security = security(&touched(&operations, &known, &now), sets);
+            PriorRules { rule_rows: known, stricter, security }
+        });
+        prior.await.unwrap_or_else(|| PriorRules::unknown(rule_rows))
     }
 
     /// Reconstructs the rules before changes that came into force before this server started, by a
@@ -175,12 +195,15 @@ impl<N: Node> Control<N> {
         let restored = match self.store.restoring(restoring, "").await {
             Ok(restored) => restored.operations,
             Err(StoreError::NothingToRestore) => {
-                return Ok(PriorRules { rule_rows, stricter: Some(StricterRules::default()) });
+                return Ok(PriorRules {
+                    stricter: Some(StricterRules::default()),
+                    ..PriorRules::unknown(rule_rows)
+                });
             }
             Err(error) if may_pass(&error) => return Err(error),
             Err(error) => {
                 warn_unwatched(first, &error);
-                return Ok(PriorRules { rule_rows, stricter: None });
+                return Ok(PriorRules::unknown(rule_rows));
             }
         };
         let (operations, node) = (all_of(applied_operations), Arc::clone(node));
@@ -188,33 +211,34 @@ impl<N: Node> Control<N> {
         let compare = move |change_plan: ChangePlan| {
             let (before, in_force) = (Arc::new(with(&known, &back)), node.rules());
             let sets = (change_plan.after(), in_force.set());
-            let stricter = tightened(sets, &before, &operations, node.now_ms());
-            PriorRules { rule_rows: before, stricter: Some(stricter) }
+            let stricter = Some(tightened(sets, &before, &operations, node.now_ms()));
+            let security = security(&touched(&operations, &before, &known), sets);
+            PriorRules { rule_rows: before, stricter, security }
         };
         match self.compile_change(&rule_rows, &restored, compare).await {
             Ok(before) => Ok(before),
             Err(PlanError::Store(error)) if may_pass(&error) => Err(error),
             Err(PlanError::Store(error)) => {
                 warn_unwatched(first, &error);
-                Ok(PriorRules { rule_rows, stricter: None })
+                Ok(PriorRules::unknown(rule_rows))
             }
             Err(PlanError::Wrong(problems)) => {
                 warn_unwatched(first, &problems);
-                Ok(PriorRules { rule_rows, stricter: None })
+                Ok(PriorRules::unknown(rule_rows))
             }
         }
     }
 
-    /// Reads the denials before a change that is older than this server from the decision log, if
-    /// there is one. Denials that a rule always had are no jump.
-    async fn recall(self: &Arc<Self>, changed_ms: u64, node: &N) {
+    /// Reads the keys before a change that is older than this server from the decision log, if
+    /// there is one. A sampled log has only some of the allowed keys.
+    async fn recall(self: &Arc<Self>, changed_ms: u64, node: &Arc<N>) {
         let Some(log) = node.log() else { return };
         let window = (changed_ms.saturating_sub(WATCHED_MS), changed_ms);
-        let counts = LoggedCounts { changed_ms, rules: HashMap::new() };
-        let counted = log.replay(window, RECORDS_MAX, counts, LoggedCounts::take);
-        match counted.await {
-            Ok(counts) => {
-                self.with_denials(move |denials| denials.recall(counts.rules)).await;
+        let logged = LoggedKeys { changed_ms, rules: HashMap::new() };
+        match log.replay(window, RECORDS_MAX, logged, LoggedKeys::take).await {
+            Ok(LoggedKeys { rules, .. }) => {
+                let node = Arc::clone(node);
+                self.with_denials(move |denials| recall_keys(denials, &*node, &rules)).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the denials before the start of this server are unknown");
@@ -222,30 +246,40 @@ impl<N: Node> Control<N> {
         }
     }
 
+    /// Stops watching a change, or a part of it, that this server or another one undid.
+    async fn forget_undone(self: &Arc<Self>, by: u64) -> Result<(), StoreError> {
+        if let Some(undone) = AutomaticRollback::of(self.store.change(by).await?) {
+            let forget = move |denials: &mut Denials| denials.forget(undone.change, undone.tenant.as_deref());
+            self.with_denials(forget).await;
+        }
+        Ok(())
+    }
+
     async fn watch_change(
         self: &Arc<Self>,
         applied: &AppliedChange,
         operations: Vec<Operation>,
         before: &PriorRules,
+        since_look: u64,
     ) -> Result<(), StoreError> {
         let kept = self.store.change(applied.change).await?;
-        // It was rolled back meanwhile.
-        if kept.state != ChangeState::Applied {
+        let Some(node) = self.node.upgrade().filter(|_| kept.state == ChangeState::Applied) else {
+            // It was rolled back meanwhile.
             return Ok(());
-        }
+        };
+        let is_approved = kept.approval.is_some();
         // Approved denials are no surprise.
-        let approved =
-            kept.effect.as_deref().filter(|_| kept.approval.is_some()).and_then(ApprovedEffect::read);
+        let approved = kept.effect.as_deref().filter(|_| is_approved).and_then(ApprovedEffect::read);
         let touched = touched(&operations, &before.rule_rows, &self.rule_rows());
+        let security = touched.keys().find(|rule| before.security.contains(*rule)).cloned();
+        let security = security.map(AlarmCause::Security);
+        let alarm = if is_approved { Some(AlarmCause::Approved) } else { security };
         let stricter = before.stricter.clone();
-        let (node, change) = (self.node.upgrade(), (applied.change, applied.at_ms));
+        let (change, applied_ms) = (applied.change, applied.at_ms);
         self.with_denials(move |denials| {
             let rules = to_watch(touched, stricter.as_ref(), denials);
-            let gone = denials.watch(change, rules, approved.as_ref());
-            if let Some(node) = node {
-                denials.begin(&*node.rules());
-            }
-            for change in gone {
+            let new = ChangeWatch { change, applied_ms, since_look, rules, approved, alarm };
+            for change in denials.watch(new, &*node.rules()) {
                 tracing::error!(change, "no longer watched: too many are, of later changes");
             }
         })
@@ -276,59 +310,129 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     tokio::task::spawn_blocking(work).await.map_err(ended).ok()
 }
 
-/// Counts of rules by the records before a change.
-struct LoggedCounts {
+/// Maximum number of rules whose logged keys are recalled.
+const RECALLED_RULES_MAX: usize = 100_000;
+
+/// The outcomes of keys in the records before a change.
+struct LoggedKeys {
     changed_ms: u64,
-    rules: HashMap<Box<str>, LoggedCount>,
+    rules: HashMap<String, Vec<LoggedKey>>,
 }
 
-impl LoggedCounts {
+/// A record of a rule.
+struct LoggedKey {
+    tenant: String,
+    key: String,
+    is_allowed: bool,
+    /// Looks from the record to the change.
+    looks_before: u64,
+}
+
+impl LoggedKeys {
     /// Takes a record, and returns whether there is room for more rules.
     fn take(&mut self, record: &DecisionRecord) -> bool {
         if !record.rule.is_empty() {
-            let count = self.rules.entry(record.rule.as_str().into()).or_default();
-            count.denied += u64::from(record.verdict != RecordVerdict::Allowed);
-            count.age_ms = count.age_ms.max(self.changed_ms.saturating_sub(record.at_ms));
+            self.rules.entry(record.rule.clone()).or_default().push(LoggedKey {
+                tenant: record.tenant.clone(),
+                key: record.key.clone(),
+                is_allowed: record.verdict == RecordVerdict::Allowed,
+                looks_before: self.changed_ms.saturating_sub(record.at_ms) / LOOK_MS,
+            });
         }
-        self.rules.len() < REMEMBERED_MAX
+        self.rules.len() < RECALLED_RULES_MAX
     }
+}
+
+/// Marks the logged keys of the rules in force, as if the change were the first look.
+fn recall_keys<N: Node>(denials: &Denials, node: &N, logged: &HashMap<String, Vec<LoggedKey>>) {
+    let (rules, memory) = (node.rules(), node.key_memory());
+    for (rule, keys) in rules.counted() {
+        for known in logged.get(&*rule.name).into_iter().flatten() {
+            let Some(parts) = parts_of(&known.key, &rule.key) else { continue };
+            let key = (known.tenant.as_str(), memory.hash(parts));
+            let outcome = if known.is_allowed { KeyOutcome::Allowed } else { KeyOutcome::Denied };
+            keys.recall(memory, key, outcome, denials.looks_ago(known.looks_before));
+        }
+    }
+}
+
+/// Returns the values of a key as records write it: `user:42,path:/`. `None` if the text can be
+/// read in several ways.
+fn parts_of<'k>(text: &'k str, names: &[Arc<str>]) -> Option<Vec<&'k str>> {
+    let (mut parts, mut names) = (Vec::with_capacity(names.len()), names.iter());
+    let Some(first) = names.next() else { return Some(parts) };
+    let mut rest = text.strip_prefix(&**first)?.strip_prefix(':')?;
+    for name in names {
+        let separator = format!(",{name}:");
+        let (value, behind) = rest.split_once(&separator)?;
+        if behind.contains(&separator) {
+            return None;
+        }
+        parts.push(value);
+        rest = behind;
+    }
+    parts.push(rest);
+    Some(parts)
+}
+
+/// Returns the touched rules that have class `security` before a change or after it.
+fn security(touched: &BTreeMap<String, Option<String>>, sets: (&RuleSet, &RuleSet)) -> BTreeSet<String> {
+    let all = sets.0.rules().iter().chain(sets.1.rules());
+    let security = all.filter(|rule| rule.class == Class::Security && touched.contains_key(&*rule.name));
+    security.map(|rule| rule.name.to_string()).collect()
 }
 
 /// Returns the rules of a change that may deny more by it. Others are not watched: clients with
 /// excessive requests could otherwise undo a raised limit. But a rule that another change made
 /// stricter just before stays in question. A new rule has no denials to compare with.
 fn to_watch(
-    touched: BTreeSet<String>,
+    touched: BTreeMap<String, Option<String>>,
     stricter: Option<&StricterRules>,
     denials: &Denials,
-) -> BTreeSet<String> {
+) -> HashMap<String, Option<Arc<str>>> {
     let may_deny_more = |rule: &String| {
         stricter.is_some_and(|stricter| stricter.known.contains(rule)) || denials.is_in_question(rule)
     };
-    touched.into_iter().filter(may_deny_more).collect()
+    let watched = touched.into_iter().filter(|(rule, _)| may_deny_more(rule));
+    watched.map(|(rule, tenant)| (rule, tenant.map(Arc::from))).collect()
 }
 
-/// Returns the rules that operations touch: directly, by their overrides, or by a template.
-fn touched(operations: &[Operation], before: &RuleRows, after: &RuleRows) -> BTreeSet<String> {
-    let mut rules = BTreeSet::new();
-    let mut templates = BTreeSet::new();
+/// Returns the rules that operations touch: directly, by their overrides, or by a template. Each
+/// has the tenant that its operations concern; `None` for several.
+fn touched(
+    operations: &[Operation],
+    before: &RuleRows,
+    after: &RuleRows,
+) -> BTreeMap<String, Option<String>> {
+    let tenants = RowTenants { before, after };
+    let mut rules = BTreeMap::new();
+    let mut add = |rule: String, tenant: &Option<String>| {
+        let known = rules.entry(rule).or_insert_with(|| tenant.clone());
+        if known != tenant {
+            *known = None;
+        }
+    };
+    let mut templates = HashMap::new();
     for operation in operations {
+        let tenant = tenants.of(operation);
         match operation.row() {
-            (RowKind::Rule, name) => drop(rules.insert(name.to_owned())),
-            (RowKind::Template, name) => drop(templates.insert(name)),
+            (RowKind::Rule, name) => add(name.to_owned(), &tenant),
+            (RowKind::Template, name) => drop(templates.insert(name, tenant)),
             (RowKind::Override, name) => {
                 let was = before.row(RowKind::Override, name);
                 let bodies = operation.body().into_iter().chain(was.map(|row| row.body.as_str()));
-                rules.extend(bodies.filter_map(refers).filter_map(|refers| refers.rule));
+                let named = bodies.filter_map(refers).filter_map(|refers| refers.rule);
+                named.for_each(|rule| add(rule, &tenant));
             }
         }
     }
     if !templates.is_empty() {
-        let follows = |body: &str| {
-            refers(body).and_then(|refers| refers.template).is_some_and(|name| templates.contains(&*name))
-        };
-        let all = after.rows.iter().filter(|row| row.kind == RowKind::Rule && follows(&row.body));
-        rules.extend(all.map(|row| row.name.clone()));
+        for row in after.rows.iter().filter(|row| row.kind == RowKind::Rule) {
+            let template = refers(&row.body).and_then(|refers| refers.template);
+            if let Some(tenant) = template.and_then(|template| templates.get(template.as_str())) {
+                add(row.name.clone(), tenant);
+            }
+        }
     }
     rules
 }
@@ -342,6 +446,8 @@ mod tests {
     use tidegate_rules::rows::RuleRow;
 
     use super::*;
+    use crate::denials::tests::watch_of;
+    use crate::test_node::TestRules;
 
     fn row(kind: RowKind, name: &str, body: &str) -> RuleRow {
         RuleRow { kind, name: name.to_owned(), body: body.to_owned(), version: 1 }
@@ -354,19 +460,22 @@ mod tests {
     #[test]
     fn only_rules_that_may_deny_more_are_watched() {
         let of = |stricter: Option<&str>, denials: &Denials| {
-            let touched = ["lowered", "new", "raised"].map(str::to_owned).into();
+            let touched = ["lowered", "new", "raised"].map(|rule| (rule.to_owned(), None)).into();
             let stricter = stricter.map(|rule| StricterRules {
                 known: BTreeSet::from([rule.to_owned()]),
                 new: BTreeSet::from(["new".to_owned()]),
             });
-            to_watch(touched, stricter.as_ref(), denials).into_iter().collect::<Vec<_>>()
+            to_watch(touched, stricter.as_ref(), denials).into_keys().collect::<Vec<_>>()
         };
         let mut denials = Denials::default();
         assert_eq!(of(Some("lowered"), &denials), ["lowered"]);
         assert_eq!(of(Some("another"), &denials), [""; 0], "another change did that");
         assert_eq!(of(None, &denials), [""; 0], "unknown rules have no baseline");
-        denials.recall([("raised".into(), LoggedCount { denied: 0, age_ms: 60_000 })].into());
-        denials.watch((7, 1), ["raised".to_owned()], None);
+        let rules = TestRules::of(&["raised"]);
+        rules.note_keys("raised", ("", 0..10), KeyOutcome::Allowed);
+        (0..12).for_each(|_| drop(denials.look(&rules, 1)));
+        let rules_of_change = [("raised".to_owned(), None)].into();
+        denials.watch(watch_of(7, 12, rules_of_change), &rules);
         assert_eq!(of(Some("another"), &denials), ["raised"], "a moment ago it was lowered");
     }
 
@@ -392,7 +501,32 @@ mod tests {
             (put(RowKind::Template, "pro", "{}"), &["pro_a"]),
         ] {
             let found = touched(&[operation], &before, &after);
-            assert_eq!(found.iter().map(String::as_str).collect::<Vec<_>>(), rules);
+            assert_eq!(found.keys().map(String::as_str).collect::<Vec<_>>(), rules);
         }
+    }
+
+    #[test]
+    fn rule_touched_for_several_tenants_concerns_none_of_them() {
+        let rows = rule_rows(vec![row(RowKind::Rule, "a", "{}")]);
+        let over = |tenant: &str| Operation::Put {
+            kind: RowKind::Override,
+            name: tenant.to_owned(),
+            body: format!(r#"{{"rule":"a","tenant":"{tenant}"}}"#),
+        };
+        let of = |operations: &[Operation]| touched(operations, &rows, &rows)["a"].clone();
+        assert_eq!(of(&[over("acme")]).as_deref(), Some("acme"));
+        assert_eq!(of(&[over("acme"), over("globex")]), None);
+    }
+
+    #[test]
+    fn logged_key_is_read_unless_it_is_ambiguous() {
+        let names = |names: &[&str]| names.iter().map(|name| Arc::from(*name)).collect::<Vec<Arc<str>>>();
+        let (user, both) = (names(&["user"]), names(&["user", "path"]));
+        assert_eq!(parts_of("user:42", &user), Some(vec!["42"]));
+        assert_eq!(parts_of("user:a,b", &user), Some(vec!["a,b"]));
+        assert_eq!(parts_of("team:42", &user), None);
+        assert_eq!(parts_of("user:42,path:/a", &both), Some(vec!["42", "/a"]));
+        assert_eq!(parts_of("user:42,path:/a,path:/b", &both), None);
+        assert_eq!(parts_of("", &[]), Some(vec![]));
     }
 }

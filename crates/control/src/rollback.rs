@@ -1,9 +1,11 @@
-//! Undoes a change by itself when the rules that it touched suddenly deny far more.
+//! Undoes a change by itself when the rules that it touched suddenly deny far more keys.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use tidegate_record::timestamp;
-use tidegate_rules::change::{Change, ChangeState};
+use tidegate_rules::change::{Change, ChangeState, Proposal};
+use tidegate_rules::rows::RuleRows;
 use tidegate_rules::store::{ApplyConditions, Rollback, StoreError};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -11,6 +13,7 @@ use crate::control::{Control, LoadDepth};
 use crate::denials::{DenialJump, Denials, LOOK_EVERY};
 use crate::node::{ControlEvent, Node};
 use crate::plan::PlanError;
+use crate::row_tenants::RowTenants;
 
 /// Actor of automatic rollbacks in the audit.
 pub(crate) const AUTOMATIC: &str = "tidegate: automatic";
@@ -28,15 +31,32 @@ pub struct AutomaticRollback {
     pub at: String,
     /// Milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// The rule, and its denials before and after.
+    /// The rule, and its newly denied keys.
     pub reason: String,
+    /// The tenant whose rows were restored; `None` if the whole change was undone.
+    pub tenant: Option<String>,
+}
+
+/// The effect of a rollback that restores only the rows of one tenant. The change stays applied for
+/// the others.
+#[derive(Debug, Serialize, Deserialize)]
+struct PartialRollback {
+    needs: String,
+    because: String,
+    part_of: u64,
+    tenant: String,
 }
 
 impl AutomaticRollback {
     /// Returns `None` if the change undid none, or is not applied.
-    fn of(by: Change) -> Option<Self> {
+    pub(super) fn of(by: Change) -> Option<Self> {
+        let part =
+            by.effect.as_deref().and_then(|effect| serde_json::from_str::<PartialRollback>(effect).ok());
+        let part = part.map(|part| (part.part_of, Some(part.tenant)));
+        let (change, tenant) = part.or_else(|| Some((by.undoes.first().copied()?, None)))?;
         Some(Self {
-            change: by.undoes.first().copied()?,
+            change,
+            tenant,
             rollback_change: by.id,
             revision: by.revision?,
             at: timestamp(by.created_ms),
@@ -76,16 +96,13 @@ impl<N: Node> Control<N> {
     }
 
     async fn undo(self: &Arc<Self>, jump: &DenialJump) {
-        let DenialJump { change, rule, before_per_minute, denied } = jump;
-        let (of, revision) = (*change, self.rule_rows().revision);
-        if self.with_denials(move |denials| denials.is_refused(of, revision)).await == Some(true) {
+        let (change, tenant) = (jump.change, jump.tenant.clone());
+        let revision = self.rule_rows().revision;
+        if self.with_denials(move |denials| denials.is_refused(change, revision)).await == Some(true) {
             return;
         }
-        let reason = format!(
-            "denials of rule {rule:?} went from {before_per_minute:.0} to {denied} a minute within five \
-             minutes of change {change}"
-        );
-        match self.try_undo(*change, &reason).await {
+        let reason = jump.to_string();
+        match self.try_undo(jump, &reason).await {
             Ok(()) => {
                 tracing::error!(change, reason, "rolled back");
                 self.count(ControlEvent::RolledBack);
@@ -98,13 +115,13 @@ impl<N: Node> Control<N> {
             Err(PlanError::Store(error @ StoreError::InEmergency(_))) => {
                 return self.not_undone(jump, None, &reason, &error.to_string()).await;
             }
-            Err(PlanError::Store(error)) => self.left_alone(*change, &reason, &error).await,
+            Err(PlanError::Store(error)) => self.left_alone(change, &reason, &error).await,
             // Until other rules are in force, which may make sense without it.
             Err(PlanError::Wrong(problems)) => {
                 return self.not_undone(jump, Some(revision), &reason, &problems).await;
             }
         }
-        self.with_denials(move |denials| denials.forget(of)).await;
+        self.with_denials(move |denials| denials.forget(change, tenant.as_deref())).await;
     }
 
     /// Logs that a change is not rolled back any more: another server did it, or a person changed
@@ -133,15 +150,43 @@ impl<N: Node> Control<N> {
         }
     }
 
-    /// Restores the rows before a change, if all rules compile with them.
-    async fn try_undo(self: &Arc<Self>, change: u64, reason: &str) -> Result<(), PlanError> {
+    /// Restores the rows before a change, or those of the tenant that it concerns, if all rules
+    /// compile with them.
+    async fn try_undo(self: &Arc<Self>, jump: &DenialJump, reason: &str) -> Result<(), PlanError> {
         let rule_rows = self.current().await?;
-        let proposal = self.store.restoring(Rollback::Change(change), reason).await?;
+        let proposal = self.store.restoring(Rollback::Change(jump.change), reason).await?;
+        let proposal = match &jump.tenant {
+            Some(tenant) => restricted(proposal, (jump.change, tenant), &rule_rows)?,
+            None => proposal,
+        };
         self.compile_change(&rule_rows, &proposal.operations, drop).await?;
         let conditions = ApplyConditions { confirmed: false, checked: Some((&*rule_rows).into()) };
         self.store.apply_new(&proposal, conditions, self.attribution(AUTOMATIC)?).await?;
         Ok(())
     }
+}
+
+/// Restricts the rollback of a change to the rows of a tenant. It stays the rollback of the whole
+/// change if the change has no other rows.
+fn restricted(
+    mut proposal: Proposal,
+    (change, tenant): (u64, &str),
+    rule_rows: &RuleRows,
+) -> Result<Proposal, PlanError> {
+    let tenants = RowTenants { before: rule_rows, after: rule_rows };
+    let all = proposal.operations.len();
+    proposal.operations.retain(|operation| tenants.of(operation).as_deref() == Some(tenant));
+    if proposal.operations.is_empty() {
+        return Err(StoreError::NothingToRestore.into());
+    }
+    if proposal.operations.len() < all {
+        let because = format!("undoes change {change} for tenant {tenant:?} only");
+        let (needs, tenant) = (proposal.needs.word().to_owned(), tenant.to_owned());
+        let part = PartialRollback { needs, because, part_of: change, tenant };
+        let effect = serde_json::to_string(&part).map_err(|error| PlanError::Wrong(error.to_string()))?;
+        (proposal.effect, proposal.undoes) = (Some(effect), Vec::new());
+    }
+    Ok(proposal)
 }
 
 /// Whether the next look may find it otherwise.
@@ -164,20 +209,30 @@ pub(super) async fn look<N: Node>(control: Arc<Control<N>>) {
 }
 
 impl<N: Node> Control<N> {
-    /// Looks at the denials since the last look, and rolls back the changes whose rules jumped.
-    /// [`StoreFollower::run`](crate::StoreFollower::run) calls it every [`LOOK_EVERY`].
+    /// Looks at the denials since the last look. Rolls back the changes whose rules jumped, or
+    /// raises an alarm. [`StoreFollower::run`](crate::StoreFollower::run) calls it every
+    /// [`LOOK_EVERY`].
     pub async fn look_once(self: &Arc<Self>, node: Arc<N>) {
         self.review_pending().await;
         let looked = self.with_denials(move |denials| {
-            let rules = node.rules();
-            denials.take_from(&*rules);
-            let jumps = denials.look(node.now_ms());
-            denials.mark(&*rules);
-            jumps
+            let (rules, is_watching) = (node.rules(), denials.is_watching());
+            let emergency = denials.emergency_jump(&*rules);
+            (denials.look(&*rules, node.now_ms()), emergency, is_watching)
         });
         // A failed look does not stop the follower: there is another one.
-        for jump in looked.await.unwrap_or_default() {
-            self.undo(&jump).await;
+        let (jumps, emergency, is_watching) = looked.await.unwrap_or_default();
+        if let Some(emergency) = emergency {
+            self.alarm_of_emergency(emergency).await;
+        }
+        for jump in jumps {
+            match &jump.alarm {
+                Some(cause) => self.alarm_of_change(&jump, cause).await,
+                None => self.undo(&jump).await,
+            }
+        }
+        // Another server may raise an alarm about what this one watches too.
+        if is_watching && let Err(error) = self.take_last_alarm().await {
+            tracing::debug!(%error, "the last alarm is not known");
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Snapshots of the rules in a folder of the server or in a bucket, for a start without the rule
-//! store.
+//! store. Each has a checkpoint of the audit, so that checkpoints leave the store by themselves.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, UNIX_EPOCH};
 
+use tidegate_rules::audit::Checkpoint;
 use tidegate_rules::rows::{EmergencyRow, RuleRow, RuleRows};
 use tidegate_rules::snapshot::{self, Snapshot};
 use tidegate_rules::store::Credential;
@@ -56,39 +57,67 @@ impl Snapshots {
     }
 }
 
-/// Interval between snapshots, if anything changed. Shorter: a server that starts without its store
-/// has newer rules; more writes.
+/// Interval between snapshots, if anything changed, and between checkpoints in the log. Shorter: a
+/// server that starts without its store has newer rules, and fewer audit entries can be cut off
+/// unnoticed; more writes.
 const WRITE_EVERY: Duration = Duration::from_mins(1);
 
-/// Writes the rules in force when they differ from the last snapshot, until `stop` is cancelled;
-/// the last change before is written too. Rules from a snapshot are not written again: they may be
-/// older than a snapshot that was briefly unreadable.
+/// Writes the rules in force when they or the audit differ from the last snapshot, until `stop` is
+/// cancelled; the last change before is written too. Rules from a snapshot are not written again:
+/// they may be older than a snapshot that was briefly unreadable. Without a place for snapshots,
+/// checkpoints of the audit still go to the log.
 pub(super) async fn keep<N: Node>(
     control: Arc<Control<N>>,
-    to: Arc<Snapshots>,
+    to: Option<Arc<Snapshots>>,
     mut written: Option<LastWrite>,
     stop: CancellationToken,
 ) {
+    if let Some(to) = &to {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            last = last_checkpoint(to, &control) => control.audit_watch.expect(last),
+        }
+    }
     let mut ticks = interval(WRITE_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    while !stop.is_cancelled() {
+    loop {
         tokio::select! {
             () = stop.cancelled() => {}
             _ = ticks.tick() => {}
         }
+        let is_last = stop.is_cancelled();
+        let checkpoint = control.look_at_audit().await;
         let (rule_rows, credentials) = (control.rule_rows(), control.credentials.load_full());
-        let is_written = written.as_ref().is_some_and(|written| written.is_of(&rule_rows, &credentials));
-        if !is_written {
-            let new = LastWrite::of(&rule_rows, &credentials);
+        let new = LastWrite::of(&rule_rows, &credentials, checkpoint.clone());
+        if let Some(to) = &to
+            && written.as_ref().is_none_or(|written| !written.covers(&new))
+        {
             let Ok(now_ms) = control.now_ms() else { return };
-            if write(&to, &rule_rows, &credentials, now_ms).await {
+            if write(to, &rule_rows, &credentials, checkpoint, now_ms).await {
                 written = Some(new);
             }
+        }
+        if is_last {
+            return;
         }
     }
 }
 
-/// Identity of the last written snapshot. Another store may reach the same revisions with other
+/// Returns the checkpoint of the last good snapshot.
+async fn last_checkpoint<N: Node>(from: &Arc<Snapshots>, control: &Control<N>) -> Option<Checkpoint> {
+    let (from, now_ms) = (Arc::clone(from), control.now_ms().ok()?);
+    // Reads from a disk or a network.
+    let read = tokio::task::spawn_blocking(move || from.read(now_ms)).await.ok()?;
+    match read {
+        Ok((snapshot, _)) => snapshot.checkpoint,
+        Err(problem) => {
+            tracing::debug!(problem, "the audit is not compared with a snapshot");
+            None
+        }
+    }
+}
+
+/// Identity of a snapshot. Another store may reach the same revisions with other
 /// rows.
 pub(super) struct LastWrite {
     revisions: (u64, u64),
@@ -96,23 +125,32 @@ pub(super) struct LastWrite {
     rows: Weak<[RuleRow]>,
     emergencies: Vec<EmergencyRow>,
     credentials: Arc<Vec<Credential>>,
+    /// `None`: any.
+    checkpoint: Option<Checkpoint>,
 }
 
 impl LastWrite {
-    pub(super) fn of(rule_rows: &RuleRows, credentials: &Arc<Vec<Credential>>) -> Self {
+    pub(super) fn of(
+        rule_rows: &RuleRows,
+        credentials: &Arc<Vec<Credential>>,
+        checkpoint: Option<Checkpoint>,
+    ) -> Self {
         Self {
             revisions: (rule_rows.revision, rule_rows.emergency_revision),
             rows: Arc::downgrade(&rule_rows.rows),
             emergencies: rule_rows.emergencies.clone(),
             credentials: Arc::clone(credentials),
+            checkpoint,
         }
     }
 
-    fn is_of(&self, rule_rows: &RuleRows, credentials: &Arc<Vec<Credential>>) -> bool {
-        self.revisions == (rule_rows.revision, rule_rows.emergency_revision)
-            && self.rows.ptr_eq(&Arc::downgrade(&rule_rows.rows))
-            && self.emergencies == rule_rows.emergencies
-            && self.credentials == *credentials
+    /// Whether another snapshot would have nothing new.
+    fn covers(&self, new: &Self) -> bool {
+        self.revisions == new.revisions
+            && self.rows.ptr_eq(&new.rows)
+            && self.emergencies == new.emergencies
+            && self.credentials == new.credentials
+            && (self.checkpoint.is_none() || self.checkpoint == new.checkpoint)
     }
 }
 
@@ -120,12 +158,13 @@ async fn write(
     to: &Arc<Snapshots>,
     rule_rows: &Arc<RuleRows>,
     credentials: &Arc<Vec<Credential>>,
+    checkpoint: Option<Checkpoint>,
     now_ms: u64,
 ) -> bool {
     let (there, rule_rows, credentials) = (Arc::clone(to), Arc::clone(rule_rows), Arc::clone(credentials));
     let written = tokio::task::spawn_blocking(move || {
-        let snapshot =
-            Snapshot { rule_rows: (*rule_rows).clone(), credentials: credentials.as_slice().into() };
+        let credentials = credentials.as_slice().into();
+        let snapshot = Snapshot { rule_rows: (*rule_rows).clone(), credentials, checkpoint };
         there.write(&snapshot, now_ms)
     });
     let written = written.await;
@@ -171,12 +210,18 @@ mod tests {
             expires_ms: None,
         };
         let (known, nobody) = (rule_rows("{}"), Arc::default());
-        let written = LastWrite::of(&known, &nobody);
-        assert!(written.is_of(&known.clone(), &nobody));
-        assert!(!written.is_of(&rule_rows(r#"{"limit": 1}"#), &nobody), "of another store");
-        assert!(!written.is_of(&known, &Arc::new(vec![credential])));
+        let end = Some(Checkpoint::default());
+        let written = LastWrite::of(&known, &nobody, end.clone());
+        let covers = |rule_rows: &RuleRows, credentials: &Arc<Vec<Credential>>| {
+            written.covers(&LastWrite::of(rule_rows, credentials, end.clone()))
+        };
+        assert!(covers(&known.clone(), &nobody));
+        assert!(!covers(&rule_rows(r#"{"limit": 1}"#), &nobody), "of another store");
+        assert!(!covers(&known, &Arc::new(vec![credential])));
         let emergency = EmergencyRow { id: "e".to_owned(), body: "{}".to_owned(), expires_ms: 1 };
-        assert!(!written.is_of(&known.under(0, vec![emergency]), &nobody));
-        assert!(!written.is_of(&known.under(1, Vec::new()), &nobody));
+        assert!(!covers(&known.under(0, vec![emergency]), &nobody));
+        assert!(!covers(&known.under(1, Vec::new()), &nobody));
+        let later = Some(Checkpoint { count: 1, hash: "0a".repeat(32) });
+        assert!(!written.covers(&LastWrite::of(&known, &nobody, later)), "the audit has grown");
     }
 }

@@ -1,7 +1,8 @@
-//! A node for tests: it counts and logs requests without deciding them, and its time passes by
+//! A node for tests: it notes and logs requests without deciding them, and its time passes by
 //! hand.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,24 +10,71 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tidegate_core::bound::Fleet;
-use tidegate_record::{DecisionEntry, LimitTerms, Log, LogSettings, RecordVerdict};
-use tidegate_rules::rows::EmergencyRow;
+use tidegate_record::{DecisionEntry, FLUSH_EVERY, LimitTerms, Log, LogSettings, RecordVerdict};
+use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::Credential;
-use tidegate_rules::{Mode, NamespaceOverrides, Rule, RuleSet};
+use tidegate_rules::{Dimensions, Mode, NamespaceOverrides, RuleMatch, RuleSet};
 
 use crate::control::Control;
 use crate::log_replay::LogReplay;
 use crate::node::{ControlEvent, CredentialTarget, Node, NodeRules, RuleTarget};
-use crate::rule_count::RuleCount;
+use crate::rule_keys::{KeyMemory, KeyOutcome, RuleKeys};
 
 /// The time when the clock of a test starts.
 pub(crate) const STARTED_MS: u64 = 1_800_000_000_000;
 
-/// A rule set with counts.
-#[derive(Debug, Default)]
+/// The tenants of a test; the first is the operating one.
+pub(crate) const TENANTS: [&str; 3] = ["", "east", "west"];
+
+/// A rule set with recent keys.
+#[derive(Debug)]
 pub(crate) struct TestRules {
     set: RuleSet,
-    counts: Arc<[RuleCount]>,
+    keys: Arc<[RuleKeys]>,
+    memory: Arc<KeyMemory>,
+}
+
+impl TestRules {
+    fn new(set: RuleSet, memory: Arc<KeyMemory>) -> Self {
+        let keys = set.rules().iter().map(|_| RuleKeys::default()).collect();
+        Self { set, keys, memory }
+    }
+
+    /// No rules, with the same keys.
+    fn share(&self) -> Self {
+        let (keys, memory) = (Arc::clone(&self.keys), Arc::clone(&self.memory));
+        Self { set: RuleSet::default(), keys, memory }
+    }
+
+    /// Rules with these names, for all tenants.
+    pub(crate) fn of(names: &[&str]) -> Self {
+        let row = |name: &&str| RuleRow {
+            kind: RowKind::Rule,
+            name: (*name).to_owned(),
+            body: r#"{"key":["user"],"limit":1,"period":"1h"}"#.to_owned(),
+            version: 1,
+        };
+        let mut rows: Vec<RuleRow> = names.iter().map(row).collect();
+        rows.sort_by(|a, b| a.name.cmp(&b.name));
+        let rule_rows = RuleRows { revision: 1, rows: rows.into(), ..RuleRows::default() };
+        let set = RuleSet::compile(&rule_rows, None, STARTED_MS).expect("rules");
+        Self::new(set, memory())
+    }
+
+    /// Notes one outcome for each of these keys of a tenant.
+    pub(crate) fn note_keys(&self, rule: &str, (tenant, keys): (&str, Range<u32>), outcome: KeyOutcome) {
+        let (_, known) = self.counted().find(|(known, _)| *known.name == *rule).expect("a rule");
+        keys.for_each(|key| known.note(&self.memory, (tenant, [&*user(key)]), outcome));
+    }
+}
+
+fn memory() -> Arc<KeyMemory> {
+    Arc::new(KeyMemory::new((1, 2), TENANTS))
+}
+
+/// The name of a user.
+pub(crate) fn user(number: u32) -> String {
+    format!("u{number}")
 }
 
 impl NodeRules for TestRules {
@@ -34,8 +82,8 @@ impl NodeRules for TestRules {
         &self.set
     }
 
-    fn counts(&self) -> &[RuleCount] {
-        &self.counts
+    fn keys(&self) -> &[RuleKeys] {
+        &self.keys
     }
 }
 
@@ -57,10 +105,11 @@ impl TestClock {
     }
 }
 
-/// A node without tenants.
+/// A node.
 #[derive(Debug)]
 pub(crate) struct TestNode {
     clock: TestClock,
+    memory: Arc<KeyMemory>,
     rules: ArcSwap<TestRules>,
     log: Option<(Log, LogReplay)>,
     events: Mutex<Vec<ControlEvent>>,
@@ -87,13 +136,16 @@ impl TestNode {
                 node: "n".to_owned(),
                 seed: 7,
                 otlp: None,
+                flush_every: FLUSH_EVERY,
             };
             let log = Log::open(folder, settings, move || of.now_ms()).expect("a log");
             (log, LogReplay::new(folder, 1.0))
         });
+        let memory = memory();
         Arc::new(Self {
             clock,
-            rules: ArcSwap::default(),
+            rules: ArcSwap::from_pointee(TestRules::new(RuleSet::default(), Arc::clone(&memory))),
+            memory,
             log,
             events: Mutex::default(),
             fleet: Fleet::of(1),
@@ -117,31 +169,45 @@ impl TestNode {
         self.rules().set.rules().iter().find(|known| *known.name == *rule).expect("a rule").limit.amount()
     }
 
-    /// Counts and logs requests of one new user under a rule: the first pass, up to the limit.
-    pub(crate) fn count_requests(&self, rule: &str, requests: u32) {
+    /// Notes and logs requests of users of a tenant, each with unused limits: its first pass, up to
+    /// the limit.
+    pub(crate) fn note_users(&self, rule: &str, (tenant, users): (&str, Range<u32>), requests: u32) {
         let rules = self.rules();
-        let (rule, count) = rules.counted().find(|(known, _)| *known.name == *rule).expect("a rule");
-        for number in 0..requests {
-            let is_allowed = number < rule.limit.amount();
-            match rule.mode {
-                Mode::Enforce => count.count(is_allowed),
-                Mode::Shadow => count.count_in_shadow(is_allowed),
+        for number in users {
+            let name = user(number);
+            let request = Dimensions::new([("user", &*name)]).expect("good dimensions");
+            let mut matching = rules.set.matching(tenant, &request, self.now_ms());
+            let found = matching.find(|found| *found.rule.name == *rule).expect("a rule for the request");
+            for number in 0..requests {
+                let outcome = match found.terms.mode {
+                    _ if found.terms.emergency.is_some_and(|emergency| emergency.is_block) => {
+                        KeyOutcome::DeniedByEmergency
+                    }
+                    _ if number < found.terms.limit.amount() => KeyOutcome::Allowed,
+                    Mode::Enforce => KeyOutcome::Denied,
+                    Mode::Shadow => KeyOutcome::DeniedInShadow,
+                };
+                rules.keys[found.position].note(&self.memory, (tenant, found.key.iter().copied()), outcome);
+                self.record(
+                    &rules,
+                    (tenant, &found),
+                    matches!(outcome, KeyOutcome::Allowed | KeyOutcome::DeniedInShadow),
+                );
             }
-            self.record(&rules, rule, is_allowed || rule.mode == Mode::Shadow);
         }
     }
 
-    fn record(&self, rules: &TestRules, rule: &Rule, passes: bool) {
+    fn record(&self, rules: &TestRules, (tenant, found): (&str, &RuleMatch<'_, '_>), passes: bool) {
         let Some((log, _)) = &self.log else { return };
         let entry = DecisionEntry {
             at_ms: self.clock.now_ms(),
-            tenant: "",
+            tenant,
             surface: "test",
-            key: "",
+            key: &format!("user:{}", found.key[0]),
             cost: 1,
             verdict: if passes { RecordVerdict::Allowed } else { RecordVerdict::Denied },
-            rule: &rule.name,
-            rule_version: rule.version,
+            rule: &found.rule.name,
+            rule_version: found.rule.version,
             set_version: rules.set.version(),
             replaced_by: "",
             limit: LimitTerms::default(),
@@ -163,8 +229,7 @@ impl RuleTarget for TestNode {
     }
 
     fn prepare(&self, set: RuleSet) -> Result<TestRules, String> {
-        let counts = set.rules().iter().map(|_| RuleCount::default()).collect();
-        Ok(TestRules { set, counts })
+        Ok(TestRules::new(set, Arc::clone(&self.memory)))
     }
 
     fn with_emergencies(
@@ -175,11 +240,11 @@ impl RuleTarget for TestNode {
     ) -> Result<TestRules, String> {
         let set = rules.set.with_emergencies(revision, rows, self.now_ms());
         let set = set.map_err(|problems| problems.to_string())?;
-        Ok(TestRules { set, counts: Arc::clone(&rules.counts) })
+        Ok(TestRules { set, ..rules.share() })
     }
 
     fn with_namespaces(&self, rules: &TestRules, namespaces: Arc<NamespaceOverrides>) -> TestRules {
-        TestRules { set: rules.set.with_namespaces(namespaces), counts: Arc::clone(&rules.counts) }
+        TestRules { set: rules.set.with_namespaces(namespaces), ..rules.share() }
     }
 
     fn rules(&self) -> Arc<TestRules> {
@@ -191,7 +256,7 @@ impl RuleTarget for TestNode {
     }
 
     fn has_tenant(&self, name: &str) -> bool {
-        name.is_empty()
+        TENANTS.contains(&name)
     }
 
     fn fleet(&self) -> &Fleet {
@@ -215,6 +280,10 @@ impl CredentialTarget for TestNode {
 impl Node for TestNode {
     fn now_ms(&self) -> u64 {
         self.clock.now_ms()
+    }
+
+    fn key_memory(&self) -> &KeyMemory {
+        &self.memory
     }
 
     fn log(&self) -> Option<&LogReplay> {

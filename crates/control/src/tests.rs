@@ -1,5 +1,6 @@
 //! Automatic rollback, look by look, on a store and a clock of the test's own.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use tidegate_rules::rows::{EmergencyRow, RowKind};
 use tidegate_rules::snapshot::Snapshot;
 use tidegate_rules::store::{Attribution, Store};
 
+use crate::consent::ChangeKind;
 use crate::control::{Control, LoadDepth, Stopping};
 use crate::denials::LOOK_EVERY;
 use crate::guardrail::ApprovedEffect;
@@ -19,6 +21,9 @@ const LOOKS_PER_MINUTE: usize = 12;
 
 /// A limit that no test exceeds.
 const PLENTY: u32 = 1_000_000;
+
+/// The users of a rule.
+const USERS: Range<u32> = 0..30;
 
 /// A node that follows a store, and whose time passes by hand.
 pub(crate) struct Fixture {
@@ -63,13 +68,17 @@ impl Fixture {
 
     /// Applies a change of `per_user` that an approver expected to newly deny this share.
     async fn approve(&self, limit: u32, percent: u32) -> Change {
+        self.approve_body(&per_user(limit), percent).await
+    }
+
+    async fn approve_body(&self, body: &str, percent: u32) -> Change {
         let effect = format!(
             r#"{{"measured":{{"records":1000,"requests":100,"newly_denied":{percent},"newly_allowed":0,
             "newly_denied_percent":{percent},
             "rules":[{{"rule":"per_user","requests":100,"newly_denied":{percent}}}]}}}}"#
         );
         let base_revision = self.store.revisions().await.expect("revisions").revision;
-        let operations = vec![put(RowKind::Rule, "per_user", &per_user(limit))];
+        let operations = vec![put(RowKind::Rule, "per_user", body)];
         let (effect, needs) = (Some(effect), ChangeNeeds::Approver);
         let proposal = Proposal { effect, needs, ..Proposal::new(base_revision, "a test", operations) };
         let change = self.store.propose(&proposal, self.by()).await.expect("proposed");
@@ -100,18 +109,30 @@ impl Fixture {
         }
     }
 
-    /// Looks for a minute, with a request before each look.
+    /// Looks for a minute, with a request of each user before each look.
     async fn minute(&self) {
+        self.minute_of(&[("", USERS)]).await;
+    }
+
+    /// Looks for a minute, with a request of each of these users of tenants before each look.
+    async fn minute_of(&self, tenants: &[(&str, Range<u32>)]) {
         for _ in 0..LOOKS_PER_MINUTE {
-            self.node.count_requests("per_user", 1);
+            for (tenant, users) in tenants {
+                self.node.note_users("per_user", (tenant, users.clone()), 1);
+            }
             self.look().await;
         }
     }
 
-    /// Looks a few times, with many requests of one user before each look.
+    /// Looks a few times, with some requests of each user before each look.
     async fn flood(&self) {
+        self.flood_of("", USERS, 14).await;
+    }
+
+    /// Looks a few times, with requests of these users of a tenant before each look.
+    async fn flood_of(&self, tenant: &str, users: Range<u32>, requests: u32) {
         for _ in 0..3 {
-            self.node.count_requests("per_user", 400);
+            self.node.note_users("per_user", (tenant, users.clone()), requests);
             self.look().await;
         }
     }
@@ -124,6 +145,11 @@ impl Fixture {
     async fn applied(&self) -> Vec<String> {
         let entries = self.store.audit(0, 1_000).await.expect("an audit");
         entries.into_iter().filter(|entry| entry.action == "change.apply").map(|entry| entry.actor).collect()
+    }
+
+    /// The changes with an alarm, the latest first.
+    async fn alarms(&self) -> Vec<u64> {
+        self.control.alarms().await.expect("alarms").iter().filter_map(|alarm| alarm.change).collect()
     }
 
     /// Whether the node made one rollback, and whether it could not make one.
@@ -187,7 +213,10 @@ async fn an_absurd_change_is_rolled_back_and_that_can_be_seen() {
     assert_eq!(fixture.node.limit("per_user"), PLENTY);
     let rollback = fixture.control.last_rollback().expect("seen");
     assert_eq!((rollback.change, rollback.rollback_change, rollback.revision), (absurd.id, 3, 3));
-    assert!(rollback.reason.starts_with("denials of rule \"per_user\" went from 0 to 39"), "{rollback:?}");
+    let told =
+        format!("rule \"per_user\" newly denies 30 of 30 keys within five minutes of change {}", absurd.id);
+    assert_eq!((rollback.reason.as_str(), &rollback.tenant), (&*told, &None));
+    assert_eq!(fixture.control.last_alarm(), None);
     assert_eq!(fixture.rollbacks(), (true, false));
 }
 
@@ -277,27 +306,153 @@ async fn a_change_that_lets_pass_more_is_not_undone() {
 }
 
 #[tokio::test]
-async fn what_was_approved_is_not_undone_while_it_does_what_was_approved() {
-    for (percent, state) in [(99, ChangeState::Applied), (10, ChangeState::RolledBack)] {
+async fn approved_change_raises_an_alarm_once_it_denies_more_than_was_approved() {
+    for (percent, alarms) in [(99, 0), (10, 1)] {
         let fixture = settled().await;
         let change = fixture.approve(1, percent).await;
         fixture.flood().await;
-        assert_eq!(fixture.state(&change).await, state, "{percent} %");
+        assert_eq!(fixture.state(&change).await, ChangeState::Applied, "{percent} %");
+        assert_eq!(fixture.alarms().await, vec![change.id; alarms], "{percent} %");
+        assert_eq!(fixture.node.count_of(ControlEvent::Alarmed), alarms);
     }
 }
 
 #[tokio::test]
 async fn enforced_rule_within_its_shadow_denials_is_not_rolled_back() {
-    for (shadow_requests, state) in [(300, ChangeState::Applied), (1, ChangeState::RolledBack)] {
+    for (shadow_requests, state) in [(10, ChangeState::Applied), (1, ChangeState::RolledBack)] {
         let fixture = Fixture::new().await;
         fixture.put("per_user", r#"{"key":["user"],"limit":1,"period":"1h","mode":"shadow"}"#).await;
-        fixture.node.count_requests("per_user", shadow_requests);
+        fixture.node.note_users("per_user", ("", USERS), shadow_requests);
         fixture.minute().await;
         let enforced = fixture.put("per_user", &per_user(1)).await;
-        fixture.node.count_requests("per_user", 200);
+        fixture.node.note_users("per_user", ("", USERS), 7);
         fixture.look().await;
         assert_eq!(fixture.state(&enforced).await, state, "{shadow_requests}");
     }
+}
+
+/// A rule of class `security`, in a mode.
+fn guard(mode: &str) -> String {
+    format!(r#"{{"key":["user"],"limit":1,"period":"1h","class":"security","mode":"{mode}"}}"#)
+}
+
+#[tokio::test]
+async fn approved_security_rule_survives_212_requests_of_one_key() {
+    let fixture = Fixture::new().await;
+    fixture.put("per_user", &guard("shadow")).await;
+    fixture.minute().await;
+    let enforced = fixture.approve_body(&guard("enforce"), 1).await;
+    fixture.flood_of("", 0..1, 212).await;
+    assert_eq!(fixture.state(&enforced).await, ChangeState::Applied);
+    assert_eq!(fixture.alarms().await, [0_u64; 0], "one key is no reason for an alarm");
+}
+
+#[tokio::test]
+async fn change_of_a_security_rule_raises_an_alarm_that_every_server_shows() {
+    let fixture = Fixture::new().await;
+    fixture.put("per_user", &guard("shadow")).await;
+    let other = Fixture::start(fixture.clock.clone(), fixture.store.clone(), None).await;
+    fixture.minute().await;
+    let enforced = fixture.put("per_user", &guard("enforce")).await;
+    other.follow().await;
+    fixture.flood().await;
+    fixture.flood().await;
+    assert_eq!(fixture.state(&enforced).await, ChangeState::Applied);
+    assert_eq!(fixture.alarms().await, [enforced.id], "once");
+    assert_eq!((fixture.node.count_of(ControlEvent::Alarmed), fixture.rollbacks()), (1, (false, false)));
+    other.control.take_last_alarm().await.expect("read");
+    for alarm in [&fixture, &other].map(|fixture| fixture.control.last_alarm().expect("an alarm")) {
+        assert_eq!((alarm.change, &alarm.emergency), (Some(enforced.id), &None));
+        let told = "rule \"per_user\" newly denies 30 of 30 keys within five minutes of change 2; it is not \
+                    rolled back automatically, because rule \"per_user\" has class security";
+        assert_eq!(alarm.reason, told);
+    }
+    fixture.store.verify_audit(None).await.expect("the audit holds");
+}
+
+#[tokio::test]
+async fn revoked_override_stays_revoked_after_300_requests_of_its_holder() {
+    let fixture = Fixture::new().await;
+    let vip = put(RowKind::Override, "vip", r#"{"rule":"per_user","key":["u0"],"limit":1000}"#);
+    fixture.make(vec![put(RowKind::Rule, "per_user", &per_user(1)), vip]).await;
+    fixture.minute().await;
+    let revoked =
+        fixture.make(vec![Operation::Delete { kind: RowKind::Override, name: "vip".to_owned() }]).await;
+    fixture.flood_of("", 0..1, 300).await;
+    assert_eq!(fixture.state(&revoked).await, ChangeState::Applied);
+    assert_eq!(fixture.rollbacks(), (false, false));
+}
+
+#[tokio::test]
+async fn one_key_of_one_tenant_does_not_undo_a_change_for_all_tenants() {
+    let all = [("", USERS), ("east", USERS), ("west", USERS)];
+    for (users, alarms) in [(0..1, 0), (0..30, 1)] {
+        let fixture = Fixture::new().await;
+        fixture.put("per_user", &per_user(PLENTY)).await;
+        fixture.minute_of(&all).await;
+        let lowered = fixture.put("per_user", &per_user(1)).await;
+        for (tenant, users) in &all {
+            fixture.node.note_users("per_user", (tenant, users.clone()), 1);
+        }
+        fixture.flood_of("east", users, 1_000).await;
+        assert_eq!(fixture.state(&lowered).await, ChangeState::Applied);
+        assert_eq!(fixture.alarms().await, vec![lowered.id; alarms], "all keys of one tenant");
+        // Now it denies keys of another tenant too.
+        fixture.flood_of("east", USERS, 2).await;
+        fixture.flood_of("west", USERS, 2).await;
+        assert_eq!(fixture.state(&lowered).await, ChangeState::RolledBack);
+    }
+}
+
+#[tokio::test]
+async fn change_of_several_tenants_is_undone_for_the_tenant_that_it_harms() {
+    let of = |tenant: &str, limit: u32| {
+        let name = if tenant == "east" { "per_user" } else { "of_west" };
+        let body = format!(r#"{{"key":["user"],"limit":{limit},"period":"1h","tenant":"{tenant}"}}"#);
+        put(RowKind::Rule, name, &body)
+    };
+    let fixture = Fixture::new().await;
+    fixture.make(vec![of("east", PLENTY), of("west", PLENTY)]).await;
+    fixture.minute_of(&[("east", USERS)]).await;
+    let lowered = fixture.make(vec![of("east", 1), of("west", 1)]).await;
+    fixture.flood_of("east", USERS, 2).await;
+    assert_eq!(fixture.state(&lowered).await, ChangeState::Applied, "for the other tenant");
+    assert_eq!(["per_user", "of_west"].map(|rule| fixture.node.limit(rule)), [PLENTY, 1]);
+    let rollback = fixture.control.last_rollback().expect("seen");
+    assert_eq!((rollback.change, rollback.tenant.as_deref()), (lowered.id, Some("east")));
+    assert_eq!(fixture.rollbacks(), (true, false), "once");
+}
+
+#[tokio::test]
+async fn override_of_a_tenant_is_undone_by_its_keys() {
+    let fixture = Fixture::new().await;
+    fixture.put("per_user", &per_user(PLENTY)).await;
+    fixture.minute_of(&[("east", USERS), ("west", USERS)]).await;
+    let body = r#"{"rule":"per_user","tenant":"east","key":["*"],"limit":1}"#;
+    let lowered = fixture.make(vec![put(RowKind::Override, "east", body)]).await;
+    fixture.flood_of("west", USERS, 2).await;
+    assert_eq!(fixture.state(&lowered).await, ChangeState::Applied);
+    fixture.flood_of("east", USERS, 2).await;
+    assert_eq!(fixture.state(&lowered).await, ChangeState::RolledBack);
+    assert_eq!(fixture.control.last_rollback().expect("seen").tenant, None, "the change has no other rows");
+}
+
+#[tokio::test]
+async fn plan_states_whether_a_jump_undoes_the_change() {
+    let fixture = Fixture::new().await;
+    fixture.put("per_user", &guard("shadow")).await;
+    fixture.minute().await;
+    let rows = fixture.control.current().await.expect("rows");
+    let watch = async |body: &str| {
+        let operations = [put(RowKind::Rule, "per_user", body)];
+        let planned = fixture.control.plan(&rows, (ChangeKind::Edit, &operations), "ada").await;
+        planned.expect("planned").watch
+    };
+    let watched = watch(&guard("enforce")).await.to_json().expect("watched");
+    assert_eq!((&watched["action"], &watched["rules"]), (&"alarm".into(), &["per_user"].into()));
+    let rekeyed = r#"{"key":["ip"],"limit":1,"period":"1h"}"#;
+    let reason = watch(rekeyed).await.not_watched().expect("a reason");
+    assert!(reason.starts_with("rule \"per_user\" gets another key"), "{reason}");
 }
 
 #[tokio::test]
@@ -317,6 +472,33 @@ async fn change_under_an_emergency_is_rolled_back_after_it_ends() {
     assert_eq!(fixture.state(&lowered).await, ChangeState::RolledBack);
 }
 
+#[tokio::test]
+async fn emergency_that_denies_many_keys_raises_an_alarm() {
+    let declare = async |fixture: &Fixture, id: &str, action: &str, key: &str| {
+        let body = format!(r#"{{"action":"{action}","rule":"per_user","key":["{key}"]}}"#);
+        let expires_ms = fixture.node.now_ms() + 600_000;
+        let emergency = EmergencyRow { id: id.to_owned(), body, expires_ms };
+        fixture.store.put_emergency(&emergency, fixture.by()).await.expect("put");
+        fixture.follow().await;
+    };
+    let alarms = async |fixture: &Fixture| {
+        let alarms = fixture.control.alarms().await.expect("alarms");
+        alarms.into_iter().filter_map(|alarm| alarm.emergency).collect::<Vec<_>>()
+    };
+    let fixture = settled().await;
+    declare(&fixture, "stop", "block", "*").await;
+    declare(&fixture, "free", "allow", "vip-*").await;
+    fixture.flood_of("", 0..9, 400).await;
+    fixture.flood_of("", 1_000..1_100, 2).await;
+    assert_eq!(alarms(&fixture).await, [""; 0], "of few keys, and of unknown ones");
+    fixture.flood().await;
+    fixture.flood().await;
+    assert_eq!(alarms(&fixture).await, ["stop"], "once");
+    let told = "emergency \"stop\" denies 30 of 30 keys of rule \"per_user\"; it ends by itself";
+    assert_eq!(fixture.control.last_alarm().expect("an alarm").reason, told);
+    assert_eq!(fixture.store.emergencies().await.expect("read").1.len(), 2, "both are in force");
+}
+
 /// A server that stops, and one that starts with its decision log after a change.
 async fn restarted(minutes_before: usize) -> ChangeState {
     let folder = tempfile::tempdir().expect("a folder");
@@ -328,7 +510,7 @@ async fn restarted(minutes_before: usize) -> ChangeState {
     for _ in 0..minutes_before {
         first.minute().await;
     }
-    first.node.count_requests("per_user", 1);
+    first.node.note_users("per_user", ("", USERS), 1);
     let lowered = first.put("per_user", &per_user(1)).await;
     // The log is complete on disk once the server is gone.
     drop(first);

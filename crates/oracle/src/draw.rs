@@ -63,8 +63,8 @@ const PERIODS_US: [u64; 20] = [
     PERIOD_US_MAX,
 ];
 
-/// Upper bound of histories on the monotonic line, in microseconds. Every probe of the highest level
-/// (twice 3,660 days) then stays short of the line's end at 2^51 us.
+/// Upper bound of histories on the monotonic line, in microseconds. Every probe of the highest
+/// level (twice 3,660 days) then stays short of the line's end at 2^51 us.
 pub(crate) const MONO_US_MAX: u64 = (1 << 51) - 1 - 2 * DRAIN_US_MAX - 2 * PERIOD_US_MAX;
 
 /// A limit that can be built, after any number that rightly could not.

@@ -31,7 +31,7 @@ pub use entry::{
 #[cfg(feature = "parquet")]
 pub use export::ExportError;
 pub use heavy::{HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RecordCounts};
-pub use log::{Log, LogSettings, Summary};
+pub use log::{FLUSH_EVERY, Log, LogSettings, Summary};
 pub use moment::{moment, timestamp};
 pub use otlp::{Deliveries, Delivery, Otlp};
 pub use recorder::{Counts, Recorder};

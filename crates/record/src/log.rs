@@ -18,11 +18,10 @@ use crate::otlp::{Deliveries, Otlp, OtlpThread, Queue};
 use crate::recorder::Recorder;
 use crate::store::{BlockOrigin, LogError, Retention, Store};
 
-/// Interval at which buffers are drained, unless one is half full earlier. Longer: fewer writes
-/// with few denials; queries find the newest denials later.
-const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// The usual [`LogSettings::flush_every`].
+pub const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
-/// Interval at which expired records are dropped, and at which a failing store is logged.
+/// Interval at which expired records are dropped, and at which a failing collector is logged.
 pub(crate) const LOOK_EVERY_MS: u64 = 60_000;
 
 /// Settings of a log.
@@ -44,6 +43,9 @@ pub struct LogSettings {
     pub seed: u64,
     /// The collector that receives the records too, if any.
     pub otlp: Option<Otlp>,
+    /// Interval at which buffers are drained, unless one is half full earlier. Longer: fewer writes
+    /// with few denials; queries find the newest denials later.
+    pub flush_every: Duration,
 }
 
 /// The log of this process.
@@ -75,15 +77,6 @@ impl Log {
         settings: LogSettings,
         now_ms: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Result<Self, LogError> {
-        Self::flushing(FLUSH_EVERY, folder, settings, now_ms)
-    }
-
-    fn flushing(
-        flush_every: Duration,
-        folder: &Path,
-        settings: LogSettings,
-        now_ms: impl Fn() -> u64 + Send + Sync + 'static,
-    ) -> Result<Self, LogError> {
         let recorder = Arc::new(Recorder::new(settings.threads, settings.sample_rate, settings.seed));
         let minutes = Arc::new(Mutex::new(Minutes::default()));
         let now_ms: NowMs = Arc::new(now_ms);
@@ -96,7 +89,7 @@ impl Log {
             minutes: Arc::clone(&minutes),
             retention: Retention { time: settings.retention, bytes_max: settings.bytes_max },
             now_ms,
-            flush_every,
+            flush_every: settings.flush_every,
             to_send: sending.as_ref().map(|sending| Arc::clone(sending.queue())),
         };
         let stopping = Arc::new(AtomicBool::new(false));
@@ -211,7 +204,7 @@ impl LogThreadConfig {
         let runtime = Builder::new_current_thread().build().map_err(LogError::Thread)?;
         let store = runtime.block_on(Store::open(folder, writer))?;
         let spare = self.recorder.spare();
-        Ok(LogThread { keeping: self, runtime, store, looked_ms: 0, open: None, spare })
+        Ok(LogThread { keeping: self, runtime, store, looked_ms: 0, open: None, spare, is_up: true })
     }
 }
 
@@ -223,6 +216,8 @@ struct LogThread {
     /// The last written block, to be written again with more records.
     open: Option<Block>,
     spare: Vec<u8>,
+    /// Whether the last write to the store succeeded.
+    is_up: bool,
 }
 
 impl LogThread {
@@ -242,7 +237,6 @@ impl LogThread {
     /// Stores the records since the last flush.
     fn flush(&mut self) {
         let now_ms = (self.keeping.now_ms)();
-        let is_time_to_look = now_ms.abs_diff(self.looked_ms) >= LOOK_EVERY_MS;
         let before = self.open.as_ref().map(|block| block.counts).unwrap_or_default();
         let first_is_open = self.open.is_some();
         let mut blocks = self.take(now_ms);
@@ -253,15 +247,19 @@ impl LogThread {
                 // These records are counted as lost, so the next write must not contain them.
                 blocks.clear();
             }
-            Self::complain(done, is_time_to_look);
-            let done = self.runtime.block_on(self.store.forget_bytes(self.keeping.retention));
-            Self::complain(done, is_time_to_look);
+            if self.note(&done) {
+                let done = self.runtime.block_on(self.store.forget_bytes(self.keeping.retention));
+                self.note(&done);
+            }
+        } else if !self.is_up {
+            let done = self.runtime.block_on(self.store.write_nothing());
+            self.note(&done);
         }
         self.open = blocks.pop().filter(Block::stays_open);
-        if is_time_to_look {
+        if now_ms.abs_diff(self.looked_ms) >= LOOK_EVERY_MS {
             self.looked_ms = now_ms;
             let done = self.runtime.block_on(self.store.forget_time(self.keeping.retention, now_ms));
-            Self::complain(done, true);
+            self.note(&done);
         }
     }
 
@@ -314,15 +312,22 @@ impl LogThread {
         }
     }
 
-    /// Logs a failed write once a minute at most, because a full disk stays full for a while.
-    /// Losses are always counted.
-    fn complain(done: Result<(), LogError>, is_time: bool) {
-        if let (Err(error), true) = (done, is_time) {
+    /// Logs that the store fails, and that it takes writes again, once each. Returns whether it
+    /// takes writes.
+    fn note(&mut self, done: &Result<(), LogError>) -> bool {
+        let is_up = done.is_ok();
+        if let (Err(error), true) = (done, self.is_up) {
             tracing::error!(
                 %error,
-                "cannot write the decision log: lost records are counted in `tidegate_log_dropped_total`"
+                "cannot write the decision log: lost records are counted in `tidegate_log_dropped_total` until \
+                 `tidegate_log_up` is 1 again"
             );
+        } else if is_up && !self.is_up {
+            tracing::info!("the decision log is written again");
         }
+        self.is_up = is_up;
+        self.keeping.recorder.set_log_up(is_up);
+        is_up
     }
 }
 
@@ -347,6 +352,7 @@ mod tests {
             node: "n1".to_owned(),
             seed: 1,
             otlp: None,
+            flush_every: Duration::from_hours(24),
         };
         let (tell, flushed) = channel();
         // The log reads the clock before each drain.
@@ -354,7 +360,7 @@ mod tests {
             let _ = tell.send(());
             1
         };
-        let log = Log::flushing(Duration::from_hours(24), folder, settings, now_ms).expect("opens");
+        let log = Log::open(folder, settings, now_ms).expect("opens");
         (log, flushed)
     }
 

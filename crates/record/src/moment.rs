@@ -5,15 +5,19 @@ use time::{Date, OffsetDateTime, Time, UtcDateTime};
 
 const DAY_MS: u64 = 86_400_000;
 
+/// A bare number below this is Unix seconds, otherwise milliseconds. As milliseconds, it is in
+/// 1973.
+const UNIX_SECONDS_END: u64 = 100_000_000_000;
+
 /// A moment in milliseconds since the Unix epoch: from RFC 3339, such as `2026-11-16T14:32:17Z`;
-/// from a time of day by UTC, such as `14:32:17` or `14:32`, the last one until `now_ms`; from
-/// milliseconds since the epoch; or `now`.
+/// from a time of day by UTC, such as `14:32:17` or `14:32`, the last one until `now_ms`; from Unix
+/// seconds or milliseconds; or `now`.
 pub fn moment(text: &str, now_ms: u64) -> Result<u64, String> {
     if text == "now" {
         return Ok(now_ms);
     }
-    if let Ok(ms) = text.parse() {
-        return Ok(ms);
+    if let Ok(number) = text.parse::<u64>() {
+        return Ok(if number < UNIX_SECONDS_END { number * 1_000 } else { number });
     }
     if let Some(of_day_ms) = time_of_day(text) {
         let today = now_ms / DAY_MS * DAY_MS + of_day_ms;
@@ -23,7 +27,7 @@ pub fn moment(text: &str, now_ms: u64) -> Result<u64, String> {
     parsed.and_then(|at| u64::try_from(at.unix_timestamp_nanos() / 1_000_000).ok()).ok_or_else(|| {
         format!(
             "{text:?} is neither RFC 3339, such as 2026-11-16T14:32:17Z, nor a time of day by UTC, such as \
-             14:32:17, nor milliseconds since 1970, nor \"now\""
+             14:32:17, nor Unix seconds or milliseconds, nor \"now\""
         )
     })
 }
@@ -62,7 +66,10 @@ mod tests {
             ("2026-11-15T09:08:07Z", "2026-11-15T09:08:07.000Z"),
             ("2026-11-15T09:08:07.125+02:00", "2026-11-15T07:08:07.125Z"),
             ("0", "1970-01-01T00:00:00.000Z"),
+            ("1794837600", "2026-11-16T14:00:00.000Z"),
             ("1794837600250", "2026-11-16T14:00:00.250Z"),
+            ("99999999999", "5138-11-16T09:46:39.000Z"),
+            ("100000000000", "1973-03-03T09:46:40.000Z"),
         ] {
             assert_eq!(moment(text, NOW_MS).map(timestamp).as_deref(), Ok(expected), "{text}");
         }

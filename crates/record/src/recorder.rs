@@ -67,6 +67,8 @@ pub struct Recorder {
     sample_rate: f64,
     written: [AtomicU64; KINDS],
     dropped: [AtomicU64; KINDS],
+    /// Whether the last write of the log failed.
+    is_log_down: AtomicBool,
 }
 
 /// Countdown and buffer of one thread. Aligned, so that no two threads write to the same cache
@@ -208,6 +210,7 @@ impl Recorder {
             sample_rate,
             written: Default::default(),
             dropped: Default::default(),
+            is_log_down: AtomicBool::new(false),
         }
     }
 
@@ -303,6 +306,15 @@ impl Recorder {
     pub fn counts(&self) -> Counts {
         let read = |counts: &[AtomicU64; KINDS]| counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         Counts { written: read(&self.written), dropped: read(&self.dropped) }
+    }
+
+    /// Whether the last write of the log succeeded, or none was made.
+    pub fn is_log_up(&self) -> bool {
+        !self.is_log_down.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_log_up(&self, is_up: bool) {
+        self.is_log_down.store(!is_up, Ordering::Relaxed);
     }
 
     /// Drains all buffers, one after the other, through `spare`, and reuses its memory.

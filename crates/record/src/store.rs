@@ -48,6 +48,8 @@ pub enum LogError {
     Database(sqlx::Error),
     /// A block that this version cannot have written.
     Block(i64),
+    /// There is no connection to the file after a failed write.
+    Lost,
     /// The system gave no thread.
     Thread(std::io::Error),
 }
@@ -59,6 +61,7 @@ impl fmt::Display for LogError {
             Self::Unusable(file, error) => write!(f, "data_dir: {}: {error}", file.display()),
             Self::Schema(error) => write!(f, "data_dir: {FILE_NAME}: {error}"),
             Self::Database(error) => write!(f, "decision log: {error}"),
+            Self::Lost => f.write_str("decision log: no connection to the file after a failed write"),
             Self::Block(id) => write!(f, "decision log: the block {id} is damaged"),
             Self::Thread(error) => write!(f, "the thread of the decision log: {error}"),
         }
@@ -91,7 +94,10 @@ pub(crate) struct BlockOrigin {
 /// The store, opened for writing.
 #[derive(Debug)]
 pub(crate) struct Store {
-    connection: SqliteConnection,
+    folder: PathBuf,
+    /// `None` after a failed write, until the next one. The failed transaction may not have ended,
+    /// and writes within it would never be committed.
+    connection: Option<SqliteConnection>,
     writer: BlockOrigin,
     next_id: i64,
     bytes: u64,
@@ -105,53 +111,86 @@ impl Store {
         private_files::create_folder(folder)
             .and_then(|()| private_files::create_if_missing(&folder.join(FILE_NAME)))
             .map_err(|error| LogError::Folder(folder.to_owned(), error))?;
-        let options = options(folder)
-            .create_if_missing(true)
-            .page_size(PAGE_BYTES)
-            .journal_mode(SqliteJournalMode::Wal)
-            // A power failure may lose the last writes; a crash of the server loses none.
-            .synchronous(SqliteSynchronous::Normal);
-        let mut connection = connect(folder, options).await?;
+        let mut connection = connect_to_write(folder).await?;
         migrator().run(&mut connection).await.map_err(LogError::Schema)?;
-        let sums = sqlx::query("SELECT coalesce(max(id), 0), coalesce(sum(bytes), 0) FROM blocks");
-        let row = sums.fetch_one(&mut connection).await?;
-        let (last_id, bytes): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-        Ok(Self { connection, writer, next_id: last_id + 1, bytes: unsigned(bytes), open: (0, 0) })
+        let (next_id, bytes) = end_of(&mut connection).await?;
+        let folder = folder.to_owned();
+        Ok(Self { folder, connection: Some(connection), writer, next_id, bytes, open: (0, 0) })
     }
 
     /// Writes blocks, all or none. With `first_is_open`, the first replaces the open block. The
-    /// last stays open.
+    /// last stays open. After an error, the open block must not be written again.
     pub(crate) async fn write(&mut self, blocks: &mut [Block], first_is_open: bool) -> Result<(), LogError> {
-        let (mut next_id, mut bytes, mut open) = (self.next_id, self.bytes, self.open);
-        let mut transaction = self.connection.begin().await?;
+        let written = self.try_write(blocks, first_is_open).await;
+        self.keep_connection_after(written).await
+    }
+
+    async fn try_write(&mut self, blocks: &mut [Block], first_is_open: bool) -> Result<(), LogError> {
+        self.connect().await?;
+        let Self { connection: Some(connection), writer, next_id, bytes, open, .. } = self else {
+            return Err(LogError::Lost);
+        };
+        let (mut new_next_id, mut new_bytes, mut new_open) = (*next_id, *bytes, *open);
+        let mut transaction = connection.begin().await?;
         for (at, block) in blocks.iter_mut().enumerate() {
             let (terms, body) = (block.packed_terms(), block.packed_records());
             let size = (terms.len() + body.len()) as u64 + ROW_BYTES;
             if at == 0 && first_is_open {
-                bytes = bytes.saturating_sub(open.1);
+                new_bytes = new_bytes.saturating_sub(new_open.1);
             } else {
-                open.0 = next_id;
-                next_id += 1;
+                new_open.0 = new_next_id;
+                new_next_id += 1;
             }
-            open.1 = size;
-            bytes += size;
+            new_open.1 = size;
+            new_bytes += size;
             sqlx::query("INSERT OR REPLACE INTO blocks VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)")
-                .bind(open.0)
+                .bind(new_open.0)
                 .bind(signed(block.from_ms))
                 .bind(signed(block.to_ms))
                 .bind(signed(block.records()))
                 .bind(signed(size))
-                .bind(self.writer.region.as_str())
-                .bind(self.writer.node.as_str())
-                .bind(self.writer.sample_rate)
+                .bind(writer.region.as_str())
+                .bind(writer.node.as_str())
+                .bind(writer.sample_rate)
                 .bind(terms)
                 .bind(body)
                 .execute(&mut *transaction)
                 .await?;
         }
         transaction.commit().await?;
-        (self.next_id, self.bytes, self.open) = (next_id, bytes, open);
+        (*next_id, *bytes, *open) = (new_next_id, new_bytes, new_open);
         Ok(())
+    }
+
+    /// Writes something that changes no record, to find whether the store takes writes again.
+    pub(crate) async fn write_nothing(&mut self) -> Result<(), LogError> {
+        let written = match self.connect().await {
+            Ok(connection) => sqlx::query("PRAGMA user_version = 0").execute(connection).await.map(drop),
+            Err(error) => return Err(error),
+        };
+        self.keep_connection_after(written.map_err(LogError::from)).await
+    }
+
+    /// Connects again after a failed write. The outcome of its commit is unknown, so the ids and
+    /// sizes are read again.
+    async fn connect(&mut self) -> Result<&mut SqliteConnection, LogError> {
+        if self.connection.is_none() {
+            let mut connection = connect_to_write(&self.folder).await?;
+            (self.next_id, self.bytes) = end_of(&mut connection).await?;
+            self.connection = Some(connection);
+        }
+        self.connection.as_mut().ok_or(LogError::Lost)
+    }
+
+    /// Closes the connection after a failed write.
+    async fn keep_connection_after<T>(&mut self, written: Result<T, LogError>) -> Result<T, LogError> {
+        if written.is_err()
+            && let Some(connection) = self.connection.take()
+        {
+            // Its locks must be gone before the next one opens. Its own error adds nothing.
+            let _ = connection.close().await;
+        }
+        written
     }
 
     /// Forgets the oldest blocks while there are too many bytes, but for the last one.
@@ -181,7 +220,12 @@ impl Store {
         &mut self,
         query: sqlx::query::Query<'_, sqlx::Sqlite, sqlx::sqlite::SqliteArguments>,
     ) -> Result<usize, LogError> {
-        let rows = query.fetch_all(&mut self.connection).await?;
+        let rows = match self.connect().await {
+            // Reads to the end: an error of the commit comes after the rows.
+            Ok(connection) => query.fetch_all(connection).await.map_err(LogError::from),
+            Err(error) => Err(error),
+        };
+        let rows = self.keep_connection_after(rows).await?;
         for row in &rows {
             self.bytes = self.bytes.saturating_sub(unsigned(row.try_get(0)?));
         }
@@ -189,8 +233,30 @@ impl Store {
     }
 
     pub(crate) async fn close(self) -> Result<(), LogError> {
-        Ok(self.connection.close().await?)
+        match self.connection {
+            Some(connection) => Ok(connection.close().await?),
+            None => Ok(()),
+        }
     }
+}
+
+/// Opens the file for writing.
+async fn connect_to_write(folder: &Path) -> Result<SqliteConnection, LogError> {
+    let options = options(folder)
+        .create_if_missing(true)
+        .page_size(PAGE_BYTES)
+        .journal_mode(SqliteJournalMode::Wal)
+        // A power failure may lose the last writes; a crash of the server loses none.
+        .synchronous(SqliteSynchronous::Normal);
+    connect(folder, options).await
+}
+
+/// The id of the next block, and the bytes of all blocks.
+async fn end_of(connection: &mut SqliteConnection) -> Result<(i64, u64), LogError> {
+    let sums = sqlx::query("SELECT coalesce(max(id), 0), coalesce(sum(bytes), 0) FROM blocks");
+    let row = sums.fetch_one(connection).await?;
+    let (last_id, bytes): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+    Ok((last_id + 1, unsigned(bytes)))
 }
 
 /// Opens the store in `folder` for reading, beside the writer.

@@ -10,7 +10,8 @@ use sqlx::ConnectOptions;
 use sqlx::sqlite::SqliteConnectOptions;
 use support::{NOW_MS, denied};
 use tidegate_record::{
-    Archive, DecisionEntry, DecisionRecord, Log, LogSettings, RecordKind, RecordVerdict, WhyQuery,
+    Archive, DecisionEntry, DecisionRecord, FLUSH_EVERY, Log, LogSettings, RecordKind, RecordVerdict,
+    WhyQuery,
 };
 
 const DAY_MS: u64 = 86_400_000;
@@ -28,6 +29,7 @@ fn settings() -> LogSettings {
         node: "n1".to_owned(),
         seed: 1,
         otlp: None,
+        flush_every: FLUSH_EVERY,
     }
 }
 

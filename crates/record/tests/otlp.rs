@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::{NOW_MS, denied};
-use tidegate_record::{DecisionEntry, Delivery, Log, LogSettings, Otlp, RecordVerdict};
+use tidegate_record::{DecisionEntry, Delivery, FLUSH_EVERY, Log, LogSettings, Otlp, RecordVerdict};
 use tidegate_testkit::{HttpListener, ReceivedRequest, Reply, wait_until};
 
 const TIME_MAX: Duration = Duration::from_secs(30);
@@ -25,6 +25,7 @@ fn open(folder: &Path, to: &str, headers: &str) -> Log {
         node: "n1".to_owned(),
         seed: 1,
         otlp: Some(otlp),
+        flush_every: FLUSH_EVERY,
     };
     Log::open(folder, settings, || NOW_MS).expect("opens")
 }

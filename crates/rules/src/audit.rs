@@ -12,6 +12,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+pub use crate::alteration::{ALTERATIONS_NAMED_MAX, Alteration, AlterationWay, Alterations, StorePart};
+
 /// First field of the hashed bytes. No other use of the hash can pass for an audit entry.
 const DOMAIN: &[u8] = b"tidegate audit 1";
 

@@ -66,8 +66,8 @@ impl Operation {
         }
     }
 
-    /// The operation after which a row holds this.
-    pub(crate) fn leaving(kind: RowKind, name: String, body: Option<String>) -> Self {
+    /// Returns the operation after which a row has a body; `None` deletes the row.
+    pub fn leaving(kind: RowKind, name: String, body: Option<String>) -> Self {
         match body {
             Some(body) => Self::Put { kind, name, body },
             None => Self::Delete { kind, name },

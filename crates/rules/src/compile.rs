@@ -32,7 +32,7 @@ use crate::set::{
 };
 use crate::template::{TEMPLATES_MAX, Template};
 
-pub(crate) use overrides::{FILE_VERSION, namespace_overrides};
+pub(crate) use overrides::namespace_overrides;
 
 /// The most header fields that the rules of a set look at.
 const HEADERS_MAX: usize = 16;

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::network::{canonical, is_within, shared_prefix};
+use crate::secrets::{SecretHeaders, digest, is_digest};
 
 /// The most dimensions of one request. Higher: more to compare for each rule.
 pub const DIMENSIONS_MAX: usize = 32;
@@ -23,9 +24,47 @@ pub const HEADER_PREFIX: &str = "header.";
 /// The dimensions of one request. Names are unique.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dimensions<'a> {
-    pairs: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    /// Header fields with credentials; `None` for the usual ones only.
+    secrets: Option<&'a SecretHeaders>,
+    entries: Vec<Dimension<'a>>,
     /// Value of [`ADDRESS`], if it is an address or a network. Parsed once for all rules.
     address: Option<IpNet>,
+}
+
+/// A name and its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Dimension<'a> {
+    name: Cow<'a, str>,
+    value: DimensionValue<'a>,
+}
+
+/// A value, and the form in which it leaves the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum DimensionValue<'a> {
+    Plain(Cow<'a, str>),
+    /// A credential. Conditions and patterns see both forms; meters and records only the digest.
+    Secret {
+        /// `None` if it looks like a digest: nothing but the digest of another credential may
+        /// compare as equal to that.
+        clear: Option<Cow<'a, str>>,
+        digest: Box<str>,
+    },
+}
+
+impl DimensionValue<'_> {
+    fn kept(&self) -> &str {
+        match self {
+            Self::Plain(value) => value,
+            Self::Secret { digest, .. } => digest,
+        }
+    }
+
+    fn clear(&self) -> Option<&str> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Secret { clear, .. } => clear.as_deref(),
+        }
+    }
 }
 
 /// Why a request's dimensions make no sense.
@@ -80,7 +119,12 @@ impl<'a> Dimensions<'a> {
         Ok(dimensions)
     }
 
-    /// Adds one dimension.
+    /// No dimensions yet, of a server with secret header fields of its own.
+    pub fn keeping_secret(secrets: &'a SecretHeaders) -> Self {
+        Self { secrets: Some(secrets), ..Self::default() }
+    }
+
+    /// Adds one dimension. Of a credential, only its digest leaves the request.
     pub fn add(&mut self, name: Cow<'a, str>, value: Cow<'a, str>) -> Result<(), DimensionsError> {
         if !is_name(&name) {
             return Err(DimensionsError::Name(name.chars().take(NAME_BYTES_MAX).collect()));
@@ -91,14 +135,24 @@ impl<'a> Dimensions<'a> {
         if self.get(&name).is_some() {
             return Err(DimensionsError::Twice(name.into_owned()));
         }
-        if self.pairs.len() == DIMENSIONS_MAX {
+        if self.entries.len() == DIMENSIONS_MAX {
             return Err(DimensionsError::TooMany(DIMENSIONS_MAX + 1));
         }
         if name == ADDRESS {
             self.address = address_of(&value);
         }
-        self.pairs.push((name, value));
+        let value = if self.is_secret(&name) {
+            let digest = digest(&name, &value).into();
+            DimensionValue::Secret { clear: (!is_digest(&value)).then_some(value), digest }
+        } else {
+            DimensionValue::Plain(value)
+        };
+        self.entries.push(Dimension { name, value });
         Ok(())
+    }
+
+    fn is_secret(&self, name: &str) -> bool {
+        self.secrets.map_or_else(|| SecretHeaders::default().is_secret(name), |all| all.is_secret(name))
     }
 
     /// Adds a client's address as [`ADDRESS`]. It is counted by the network that one client
@@ -115,14 +169,32 @@ impl<'a> Dimensions<'a> {
         self.address.as_ref().is_some_and(|address| is_within(address, network))
     }
 
-    /// All names and values.
-    pub(crate) fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.pairs.iter().map(|(name, value)| (&**name, &**value))
+    /// All names and values that conditions compare: of a credential, both its forms.
+    pub(crate) fn compared(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.entries.iter().flat_map(|Dimension { name, value }| {
+            [Some(value.kept()), value.clear()].into_iter().flatten().map(move |value| (&**name, value))
+        })
     }
 
-    /// The value of a dimension, if the request has it.
+    /// The value of a dimension, if the request has it; of a credential, its digest.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.pairs.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
+        self.value(name).map(DimensionValue::kept)
+    }
+
+    /// The value of a dimension that is a credential, as the client sent it. It must not outlive
+    /// the request.
+    pub(crate) fn clear(&self, name: &str) -> Option<&str> {
+        self.value(name)?.clear()
+    }
+
+    /// The forms of a value that conditions compare: as [`Self::get`] and [`Self::clear`] give it.
+    #[inline]
+    pub(crate) fn forms(&self, name: &str) -> Option<(&str, Option<&str>)> {
+        self.value(name).map(|value| (value.kept(), value.clear()))
+    }
+
+    fn value(&self, name: &str) -> Option<&DimensionValue<'a>> {
+        self.entries.iter().find(|known| known.name == name).map(|known| &known.value)
     }
 }
 
@@ -163,5 +235,32 @@ mod tests {
             let error = got.expect_err(message).to_string();
             assert!(error.starts_with(message), "{error}");
         }
+    }
+    #[test]
+    fn credentials_leave_a_request_as_digests_only() {
+        let own = SecretHeaders::new(["x-session"]).expect("a name");
+        let mut request = Dimensions::keeping_secret(&own);
+        for name in ["header.authorization", "header.x-session", "header.x-other"] {
+            request.add(name.into(), "t0ken".into()).expect("good");
+        }
+        let of = |name| digest(name, "t0ken");
+        assert_eq!(request.get("header.authorization"), Some(of("header.authorization").as_str()));
+        assert_eq!(request.get("header.x-session"), Some(of("header.x-session").as_str()));
+        assert_eq!(request.get("header.x-other"), Some("t0ken"));
+        for (name, clear) in [("header.x-session", Some("t0ken")), ("header.x-other", None)] {
+            assert_eq!(request.clear(name), clear);
+        }
+        let (session, clear) = (of("header.x-session"), Some("t0ken"));
+        assert_eq!(request.forms("header.x-session"), Some((session.as_str(), clear)));
+        let forms = request.compared().filter(|(name, _)| *name == "header.x-session");
+        assert_eq!(forms.count(), 2);
+    }
+
+    #[test]
+    fn the_digest_of_another_credential_is_no_credential() {
+        let stolen = digest("header.x-api-key", "t0ken");
+        let request = Dimensions::new([("header.x-api-key", stolen.as_str())]).expect("good");
+        let (kept, clear) = request.forms("header.x-api-key").expect("there");
+        assert_eq!((kept == stolen, clear), (false, None));
     }
 }

@@ -78,11 +78,20 @@ impl Emergency {
         }
     }
 
-    fn applies(&self, rule: u32, tenant: &str, key: &[&str], request: &Dimensions<'_>, now_ms: u64) -> bool {
+    fn applies(
+        &self,
+        rule: u32,
+        tenant: &str,
+        keys: &[&[&str]],
+        request: &Dimensions<'_>,
+        now_ms: u64,
+    ) -> bool {
+        let describes =
+            |key: &&[&str]| self.key.iter().zip(*key).all(|(pattern, value)| pattern.matches(value));
         now_ms < self.expires_ms
             && self.rule.is_none_or(|only| only == rule)
             && self.tenant.as_deref().is_none_or(|only| only == tenant)
-            && self.key.iter().zip(key).all(|(pattern, value)| pattern.matches(value))
+            && keys.iter().any(describes)
             && self.when.iter().all(|condition| condition.holds(request))
     }
 }
@@ -98,16 +107,16 @@ impl Emergencies {
         Self(all.into())
     }
 
-    /// Returns the emergency in force for a rule and a request.
+    /// Returns the emergency in force for a rule and a request, whose key may have several forms.
     pub(crate) fn find(
         &self,
         rule: u32,
         tenant: &str,
-        key: &[&str],
+        keys: &[&[&str]],
         request: &Dimensions<'_>,
         now_ms: u64,
     ) -> Option<&Emergency> {
-        self.0.iter().find(|emergency| emergency.applies(rule, tenant, key, request, now_ms))
+        self.0.iter().find(|emergency| emergency.applies(rule, tenant, keys, request, now_ms))
     }
 
     /// The dimensions that emergencies look at for requests of `tenant`.

@@ -30,7 +30,7 @@ const AMOUNT_MAX: u64 = u32::MAX as u64;
 /// none.
 const PRIORITY_MAX: i64 = 1_000_000;
 /// Latest valid instant, in milliseconds since the Unix epoch: the end of the year 9999.
-const INSTANT_MS_MAX: u64 = 253_402_300_799_999;
+pub(crate) const INSTANT_MS_MAX: u64 = 253_402_300_799_999;
 
 /// The fields of one row, taken one by one.
 pub(crate) struct Fields {

@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-use crate::compile::{Compiler, FILE_VERSION, RowPlace, TieBreak, has_room_for};
+use crate::compile::{Compiler, RowPlace, TieBreak, has_room_for};
 use crate::fields::kind_of;
 use crate::lines::TomlLines;
 use crate::problems::Problems;
@@ -54,8 +54,7 @@ fn compile(file: Table, version: String) -> Result<RuleSet, Problems> {
     }
     let mut compiler = compiler.ordered(TieBreak::AsGiven, rows.overrides.len());
     for (place, row) in rows.overrides {
-        // Time 0, so that no override has expired: each lookup checks the expiry.
-        compiler.take_override(&place, row, FILE_VERSION, 0);
+        compiler.take_file_override(&place, row);
     }
     match compiler.finish(version) {
         Ok(set) if problems.is_empty() => Ok(set),

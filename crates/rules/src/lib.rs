@@ -18,11 +18,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod alteration;
 pub mod audit;
 pub mod change;
 mod compile;
 mod dimensions;
 mod emergency;
+mod expiry;
 mod fields;
 mod file;
 mod index;
@@ -36,6 +38,7 @@ mod period;
 mod problems;
 pub mod rows;
 mod rule;
+mod secrets;
 mod set;
 pub mod snapshot;
 pub mod store;
@@ -45,9 +48,10 @@ pub use dimensions::{
     ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, HEADER_PREFIX, NAME_BYTES_MAX, VALUE_BYTES_MAX,
 };
 pub use emergency::EMERGENCIES_MAX;
+pub use expiry::read_expiry;
 pub use file::FILE_BYTES_MAX;
 pub use lines::TomlLines;
-pub use network::{canonical, parse_network};
+pub use network::{AddressCover, canonical, parse_network};
 pub use overrides::{
     IDENTIFIER_STARS_MAX, LOOSE_WILDCARDS_MAX, NAMESPACE_TEXT_CHARS_MAX, NamespaceOverride,
     NamespaceOverrides, OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, OVERRIDES_MAX,
@@ -56,6 +60,7 @@ pub use overrides::{
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};
 pub use rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
+pub use secrets::{SECRET_HEADERS_MAX, SecretHeaders, digest as secret_digest};
 pub use set::{
     EffectiveTerms, EmergencyTerms, InheritedTerms, LOOKED_AT_RULES_MAX, RULES_MAX, RuleMatch, RuleSet,
     SCANNED_RULES_MAX,

@@ -116,12 +116,13 @@ impl MatchTable {
         let [conditions] = take(&mut rest)?;
         for _ in 0..conditions {
             let [dimension, patterns] = take(&mut rest)?;
-            let value = request.get(self.dimensions.get(usize::from(dimension))?)?.as_bytes();
+            let (value, clear) = request.forms(self.dimensions.get(usize::from(dimension))?)?;
             let mut holds = false;
             for _ in 0..patterns {
                 let bytes = u16::from_le_bytes(take(&mut rest)?);
                 let pattern = take_text(&mut rest, usize::from(bytes))?;
-                holds = holds || describes(pattern, value);
+                let describes = |value: &str| describes(pattern, value.as_bytes());
+                holds = holds || describes(value) || clear.is_some_and(describes);
             }
             if !holds {
                 return None;

@@ -112,6 +112,17 @@ impl Rule {
         self.tenant.as_deref().is_none_or(|only| only == tenant)
     }
 
+    /// Returns the key of a request with credentials as the client sent them; `None` if the key has
+    /// none.
+    pub(crate) fn clear_key<'d>(&self, request: &'d Dimensions<'_>) -> Option<Key<'d>> {
+        if !self.key.iter().any(|name| request.clear(name).is_some()) {
+            return None;
+        }
+        // A rule with more parts than fit is refused.
+        let names = self.key.iter().take(KEY_PARTS_MAX);
+        names.map(|name| request.clear(name).or_else(|| request.get(name))).collect()
+    }
+
     /// The dimensions that the rule looks at, some of them perhaps twice.
     pub fn dimensions_used(&self) -> impl Iterator<Item = &str> {
         self.when.iter().map(|condition| &*condition.dimension).chain(self.key.iter().map(|name| &**name))
@@ -120,8 +131,9 @@ impl Rule {
 
 impl Condition {
     pub(crate) fn holds(&self, request: &Dimensions<'_>) -> bool {
-        let value = request.get(&self.dimension);
-        value.is_some_and(|value| self.any_of.iter().any(|pattern| pattern.matches(value)))
+        let matches = |value: &str| self.any_of.iter().any(|pattern| pattern.matches(value));
+        let forms = request.forms(&self.dimension);
+        forms.is_some_and(|(value, clear)| matches(value) || clear.is_some_and(matches))
             || self.networks.iter().any(|network| request.is_within(network))
     }
 }

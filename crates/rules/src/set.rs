@@ -263,8 +263,9 @@ impl RuleSet {
         self.parts.index.candidates(tenant, request).into_iter().filter_map(move |number| {
             let matched = self.parts.match_table.of(number, &self.parts.rules, tenant, request)?;
             let position = matched.position as usize;
-            let terms = self.terms(&matched, tenant, request, now_ms);
-            Some(RuleMatch { position, rule: self.parts.rules.get(position)?, key: matched.key, terms })
+            let rule = self.parts.rules.get(position)?;
+            let terms = self.terms(rule, &matched, tenant, request, now_ms);
+            Some(RuleMatch { position, rule, key: matched.key, terms })
         })
     }
 
@@ -272,6 +273,7 @@ impl RuleSet {
     /// rule.
     fn terms(
         &self,
+        rule: &Rule,
         matched: &MatchedRule<'_>,
         tenant: &str,
         request: &Dimensions<'_>,
@@ -279,7 +281,11 @@ impl RuleSet {
     ) -> EffectiveTerms<'_> {
         let MatchedRule { position, kinds, ref key, terms: (limit, mode) } = *matched;
         let own = EffectiveTerms { limit, mode, override_name: None, emergency: None };
-        let emergency = self.emergencies.find(position, tenant, key, request, now_ms);
+        // Rows may name a credential itself, or the digest that records and meters have.
+        let clear = rule.clear_key(request);
+        let both = [&key[..], clear.as_deref().unwrap_or_default()];
+        let keys = if clear.is_some() { &both[..] } else { &both[..1] };
+        let emergency = self.emergencies.find(position, tenant, keys, request, now_ms);
         if let Some((emergency, limit)) =
             emergency.and_then(|found| found.limit(limit.algorithm()).map(|limit| (found, limit)))
         {
@@ -290,7 +296,7 @@ impl RuleSet {
                 ..own
             };
         }
-        let found = self.parts.rule_overrides.find((position, kinds), tenant, key, now_ms);
+        let found = self.parts.rule_overrides.find((position, kinds), tenant, keys, now_ms);
         let usual = found.map_or(own, |found| own.under(&found));
         match emergency {
             None => usual,
@@ -317,7 +323,8 @@ impl RuleSet {
         let key: Vec<&str> = counted.iter().map(Pattern::as_str).collect();
         let position = small(position);
         let rule_overrides = &self.parts.rule_overrides;
-        let found = rule_overrides.find((position, rule_overrides.kinds_of(position)), tenant, &key, now_ms);
+        let found =
+            rule_overrides.find((position, rule_overrides.kinds_of(position)), tenant, &[&key[..]], now_ms);
         let own = EffectiveTerms { limit: rule.limit, mode: rule.mode, override_name: None, emergency: None };
         Some(found.map_or(own, |found| own.under(&found)))
     }

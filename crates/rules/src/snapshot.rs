@@ -1,10 +1,11 @@
-//! Snapshots: the rule rows and credentials in one file of a folder, or in other storage of named
-//! bytes. While the rule store is unavailable, a server can start with the last good rules and
-//! credentials.
+//! Snapshots: the rule rows, credentials and a checkpoint of the audit in one file of a folder, or
+//! in other storage of named bytes. While the rule store is unavailable, a server can start with
+//! the last good rules and credentials. The checkpoint shows later whether the store still has the
+//! audit that it had.
 //!
 //! A file has a head of 24 bytes (magic, format version, length of the contents), the rule rows,
-//! the credentials, and the SHA-256 of everything before. It gets its name when it is complete and
-//! on disk. A file that was damaged later is skipped.
+//! the credentials, the checkpoint, and the SHA-256 of everything before. It gets its name when it
+//! is complete and on disk. A file that was damaged later is skipped.
 
 use std::fmt;
 use std::fs::File;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
+use crate::audit::Checkpoint;
 use crate::private_files;
 use crate::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use crate::store::Credential;
@@ -25,9 +27,12 @@ pub const SNAPSHOTS_KEPT: usize = 3;
 const MAGIC: &[u8; 12] = b"tidegatebook";
 
 /// Version of the format. Earlier programs do not read later formats.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
-/// Of snapshots that have no credentials. They are still read.
+/// Of snapshots that have no checkpoint. They are still read.
+const FORMAT_WITHOUT_CHECKPOINT: u32 = 2;
+
+/// Of snapshots that have no credentials either. They are still read.
 const FORMAT_WITHOUT_CREDENTIALS: u32 = 1;
 
 const HEAD_BYTES: usize = MAGIC.len() + size_of::<u32>() + size_of::<u64>();
@@ -49,6 +54,8 @@ pub struct Snapshot {
     pub rule_rows: RuleRows,
     /// Credentials, with the hashes of tokens only.
     pub credentials: Arc<[Credential]>,
+    /// A checkpoint that the audit of the store passed through.
+    pub checkpoint: Option<Checkpoint>,
 }
 
 /// A snapshot that cannot be used, and why.
@@ -181,13 +188,16 @@ pub fn encode(snapshot: &Snapshot) -> Vec<u8> {
 }
 
 fn write_whole<W: Write>(to: W, snapshot: &Snapshot) -> std::io::Result<W> {
-    let Snapshot { rule_rows, credentials } = snapshot;
+    let Snapshot { rule_rows, credentials, checkpoint } = snapshot;
+    let checkpoint = checkpoint.as_ref().map(Checkpoint::to_string).unwrap_or_default();
+    let bytes = rule_rows_bytes(rule_rows) + credentials_bytes(credentials) + text_bytes(&checkpoint);
     let mut to = HashingWriter { to, hasher: Sha256::new() };
     to.write_all(MAGIC)?;
     to.write_all(&FORMAT.to_le_bytes())?;
-    to.write_all(&(rule_rows_bytes(rule_rows) + credentials_bytes(credentials)).to_le_bytes())?;
+    to.write_all(&bytes.to_le_bytes())?;
     write_rule_rows(&mut to, rule_rows)?;
     write_credentials(&mut to, credentials)?;
+    write_text(&mut to, &checkpoint)?;
     let HashingWriter { mut to, hasher } = to;
     to.write_all(&hasher.finalize())?;
     Ok(to)
@@ -268,6 +278,11 @@ fn texts_of(credential: &Credential) -> [&str; 4] {
     [hash, name, tenant, role]
 }
 
+/// Returns the exact number of bytes that [`write_text`] writes.
+fn text_bytes(text: &str) -> u64 {
+    (size_of::<u32>() + text.len()) as u64
+}
+
 fn write_text(to: &mut impl Write, text: &str) -> std::io::Result<()> {
     let length = u32::try_from(text.len()).map_err(std::io::Error::other)?;
     to.write_all(&length.to_le_bytes())?;
@@ -290,11 +305,8 @@ pub fn decode(bytes: &[u8]) -> Result<Snapshot, Damage> {
     if head.take(MAGIC.len()) != Some(MAGIC) {
         return Err(Damage::Format);
     }
-    let has_credentials = match head.number32() {
-        Some(FORMAT) => true,
-        Some(FORMAT_WITHOUT_CREDENTIALS) => false,
-        _ => return Err(Damage::Format),
-    };
+    let format = head.number32().filter(|format| (FORMAT_WITHOUT_CREDENTIALS..=FORMAT).contains(format));
+    let format = format.ok_or(Damage::Format)?;
     let contents_length = head.number64().ok_or(Damage::Format)?;
     let wanted = contents_length.saturating_add((HEAD_BYTES + CHECKSUM_BYTES) as u64);
     if length != wanted {
@@ -306,9 +318,7 @@ pub fn decode(bytes: &[u8]) -> Result<Snapshot, Damage> {
         return Err(Damage::Checksum);
     }
     let mut reader = Reader(contents);
-    let rule_rows = reader.rule_rows().ok_or(Damage::Contents)?;
-    let credentials = if has_credentials { reader.credentials() } else { Some([].into()) };
-    let snapshot = Snapshot { rule_rows, credentials: credentials.ok_or(Damage::Contents)? };
+    let snapshot = reader.snapshot(format).ok_or(Damage::Contents)?;
     if reader.0.is_empty() { Ok(snapshot) } else { Err(Damage::Contents) }
 }
 
@@ -333,6 +343,15 @@ impl<'a> Reader<'a> {
     fn text(&mut self) -> Option<String> {
         let length = usize::try_from(self.number32()?).ok()?;
         Some(std::str::from_utf8(self.take(length)?).ok()?.to_owned())
+    }
+
+    fn snapshot(&mut self, format: u32) -> Option<Snapshot> {
+        let rule_rows = self.rule_rows()?;
+        let has_credentials = format >= FORMAT_WITHOUT_CHECKPOINT;
+        let credentials = if has_credentials { self.credentials()? } else { [].into() };
+        let text = if format == FORMAT { self.text()? } else { String::new() };
+        let checkpoint = if text.is_empty() { None } else { Some(text.parse().ok()?) };
+        Some(Snapshot { rule_rows, credentials, checkpoint })
     }
 
     fn rule_rows(&mut self) -> Option<RuleRows> {
@@ -400,7 +419,8 @@ mod tests {
             expires_ms,
         };
         let credentials = [credential("ci", None), credential("é", Some(u64::MAX))].into();
-        Snapshot { rule_rows: rule_rows(revision), credentials }
+        let checkpoint = Some(Checkpoint { count: 7, hash: "0b".repeat(32) });
+        Snapshot { rule_rows: rule_rows(revision), credentials, checkpoint }
     }
 
     fn rule_rows(revision: u64) -> RuleRows {
@@ -487,13 +507,13 @@ mod tests {
         let found = load_last_good(folder.path()).expect("reads");
         assert!(found.snapshot.is_none());
         assert_eq!(found.skipped.len(), 3);
-        assert!(found.skipped[2].to_string().ends_with("snapshot: not a snapshot of a format from 1 to 2"));
+        assert!(found.skipped[2].to_string().ends_with("snapshot: not a snapshot of a format from 1 to 3"));
     }
 
     #[test]
     fn another_format_is_not_guessed_at() {
         let mut bytes = bytes_of(&snapshot(1));
-        bytes[MAGIC.len()] = 3;
+        bytes[MAGIC.len()] = 4;
         assert!(matches!(decode(&bytes), Err(Damage::Format)));
     }
 
@@ -506,10 +526,21 @@ mod tests {
         let bytes = sealed([&head, &contents[..rule_rows_bytes], &[0; CHECKSUM_BYTES]].concat());
         assert_eq!(
             decode(&bytes).expect("whole"),
-            Snapshot { rule_rows: rule_rows(1), credentials: [].into() }
+            Snapshot { rule_rows: rule_rows(1), ..Snapshot::default() }
         );
         let with_more = [&head, &contents[..rule_rows_bytes], &[0; 8 + CHECKSUM_BYTES]].concat();
         assert!(matches!(decode(&sealed(with_more)), Err(Damage::Length { .. })));
+    }
+
+    #[test]
+    fn snapshot_format_without_a_checkpoint_is_read() {
+        let wanted = Snapshot { checkpoint: None, ..snapshot(1) };
+        let bytes = bytes_of(&wanted);
+        let end = bytes.len() - CHECKSUM_BYTES - size_of::<u32>();
+        let length = (end - HEAD_BYTES) as u64;
+        let head = [&MAGIC[..], &FORMAT_WITHOUT_CHECKPOINT.to_le_bytes(), &length.to_le_bytes()].concat();
+        let earlier = sealed([&head, &bytes[HEAD_BYTES..end], &[0; CHECKSUM_BYTES]].concat());
+        assert_eq!(decode(&earlier).expect("whole"), wanted);
     }
 
     #[test]

@@ -62,7 +62,7 @@ const FILE: &str = r#"
     key = ["bob"]
     limit = 7
     burst = 9
-    expires = 50
+    expires = 1_000_000_000_050
 
     [[overrides]]
     name = "home"
@@ -111,8 +111,8 @@ fn override_replaces_its_fields_and_inherits_the_rest() {
     assert_eq!(of("alice", 0), (1_000, 20, day, Mode::Shadow, Some("alice")));
     // Of a burst of 20 it gets no more than it has.
     assert_eq!(of("bert", 0), (3, 3, minute, Mode::Enforce, Some("few")));
-    assert_eq!(of("bob", 49), (7, 9, minute, Mode::Enforce, Some("bob, while it lasts")));
-    assert_eq!(of("bob", 50), (3, 3, minute, Mode::Enforce, Some("few")));
+    assert_eq!(of("bob", 1_000_000_000_049), (7, 9, minute, Mode::Enforce, Some("bob, while it lasts")));
+    assert_eq!(of("bob", 1_000_000_000_050), (3, 3, minute, Mode::Enforce, Some("few")));
     assert_eq!(of("zoe", 0), (100, 20, minute, Mode::Enforce, None));
 }
 

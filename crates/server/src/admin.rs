@@ -6,6 +6,7 @@ mod bounds;
 mod credentials;
 mod emergencies;
 mod log;
+mod operations;
 mod params;
 mod regions;
 mod routes;
@@ -13,7 +14,7 @@ mod rules;
 pub(crate) mod status;
 
 use std::io;
-use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ::http::StatusCode;
@@ -22,11 +23,16 @@ use tidegate_control::{PlanError, Stopping};
 use tidegate_rules::store::StoreError;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use self::routes::{Access, AdminEndpoint, RouteMatch, find};
+pub use self::emergencies::UNRULED_REQUESTS;
+use self::routes::{Access, AdminEndpoint, Route, RouteMatch, find};
 use crate::auth::OPERATING_TENANT;
 use crate::config::RulesLocation;
 use crate::control::Control;
-use crate::http::{HttpRequest, HttpResponse, Problem, not_found, route_check, serve_with, text};
+use crate::guard::ConnectionState;
+use crate::http::{
+    HttpRequest, HttpResponse, Problem, not_found, refuse_body_type, refuse_foreign_host,
+    refuse_foreign_origin, route_check, serve_with, text,
+};
 use crate::origin_monitor::Audience;
 use crate::worker::Context;
 
@@ -36,20 +42,38 @@ const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 type AdminResult = Result<HttpResponse, Problem>;
 
 /// Serves the requests of one connection.
-pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
+pub(crate) async fn serve<S>(stream: S, state: Rc<ConnectionState>, context: Context) -> io::Result<()>
 where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     // The admin listener stops last, so operators can watch the other listeners drain.
     let stop = context.stop_admin.clone();
-    serve_with(stream, peer, Context { stop, ..context }, route).await
+    serve_with(stream, state, Context { stop, ..context }, true, route).await
+}
+
+/// Serves one health check, of a connection for which the full listener has no other place.
+pub(crate) async fn serve_health<S>(stream: S, state: Rc<ConnectionState>, context: Context) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let stop = context.stop_admin.clone();
+    serve_with(stream, state, Context { stop, ..context }, false, route_health).await
+}
+
+async fn route_health(req: &HttpRequest<'_>) -> HttpResponse {
+    match find(&req.parts.method, req.parts.uri.path()) {
+        RouteMatch::Route(Route { to: AdminEndpoint::Alive | AdminEndpoint::Ready, .. }, _) => {
+            route(req).await
+        }
+        _ => Problem::full().into(),
+    }
 }
 
 pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {
     let (to, parts) = match find(&req.parts.method, req.parts.uri.path()) {
         RouteMatch::Nothing => return not_found(req),
         RouteMatch::OtherMethod(allowed) => return Problem::wrong_method(allowed).into(),
-        RouteMatch::Route(route, parts) => match may(req, route.who) {
+        RouteMatch::Route(route, parts) => match may(req, route) {
             Err(problem) => return problem.into(),
             Ok(()) => (route.to, parts),
         },
@@ -89,17 +113,23 @@ pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {
     answered.unwrap_or_else(HttpResponse::from)
 }
 
-/// Returns an error unless the caller has the access that a route requires.
-fn may(req: &HttpRequest<'_>, who: Access) -> Result<(), Problem> {
-    match who {
-        Access::Public => Ok(()),
+/// Returns an error unless the caller has the access that a route requires, and is no web page.
+fn may(req: &HttpRequest<'_>, route: &Route) -> Result<(), Problem> {
+    match route.who {
+        Access::Public => return Ok(()),
         Access::Tenant(role) => req.principal(role).map(|_| ()),
         // A token of one tenant has no access to data of all tenants.
         Access::Operators(role) => match req.principal(role)?.tenant {
             OPERATING_TENANT => Ok(()),
             _ => Err(Problem::for_operators()),
         },
+    }?;
+    refuse_foreign_host(req)?;
+    if !route.reads() {
+        refuse_foreign_origin(req)?;
+        refuse_body_type(req)?;
     }
+    Ok(())
 }
 
 /// Answers a probe, which needs no credential: whether the server takes traffic, and why it does
@@ -192,6 +222,7 @@ fn refused(error: &StoreError) -> Problem {
         | StoreError::Needs(..)
         | StoreError::State(..)
         | StoreError::Audit(_)
+        | StoreError::Altered(_)
         | StoreError::NothingToRestore => StatusCode::CONFLICT,
         StoreError::Schema(_) | StoreError::Foreign(_) | StoreError::Database(_) => {
             StatusCode::INTERNAL_SERVER_ERROR

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use tidegate_control::{ControlEvent, CredentialTarget, LogReplay, Node, NodeRules, RuleCount, RuleTarget};
+use tidegate_control::{
+    ControlEvent, CredentialTarget, KeyMemory, LogReplay, Node, NodeRules, RuleKeys, RuleTarget,
+};
 use tidegate_core::bound::Fleet;
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::Credential;
@@ -22,8 +24,8 @@ impl NodeRules for ActiveRules {
         self.set()
     }
 
-    fn counts(&self) -> &[RuleCount] {
-        self.counts()
+    fn keys(&self) -> &[RuleKeys] {
+        self.keys()
     }
 }
 
@@ -111,6 +113,10 @@ impl Node for Shared {
         self.now_ms()
     }
 
+    fn key_memory(&self) -> &KeyMemory {
+        &self.key_memory
+    }
+
     fn log(&self) -> Option<&LogReplay> {
         self.telemetry.decision_log.as_ref().map(DecisionLog::replay)
     }
@@ -137,6 +143,9 @@ mod tests {
     use super::*;
     use crate::fuzzing::small_config;
     use crate::metrics::Surface;
+
+    /// Users with requests.
+    const USERS: usize = 20;
 
     /// A server that follows an empty store. Its time passes by hand.
     struct Fixture {
@@ -196,12 +205,21 @@ mod tests {
             self.control.refresh().await.expect("in force");
         }
 
-        /// Looks for a minute, with a request before each look.
+        /// Looks for a minute, with a request of each user before each look.
         async fn minute(&self) {
             for _ in 0..12 {
-                assert_eq!(self.passed("carol", 1).await, 1);
+                assert_eq!(self.passed_by_all(1).await, USERS);
                 self.look().await;
             }
+        }
+
+        /// Sends requests of each user; returns how many pass.
+        async fn passed_by_all(&self, requests: usize) -> usize {
+            let mut passed = 0;
+            for user in 0..USERS {
+                passed += self.passed(&format!("user-{user}"), requests).await;
+            }
+            passed
         }
 
         async fn state(&self, change: u64) -> ChangeState {
@@ -215,10 +233,13 @@ mod tests {
         fixture.limit(1_000_000).await;
         fixture.minute().await;
         let lowered = fixture.limit(1).await;
-        assert_eq!(fixture.passed("bob", 400).await, 1);
+        assert_eq!(fixture.passed("user-0", 400).await, 1);
+        fixture.look().await;
+        assert_eq!(fixture.state(lowered).await, ChangeState::Applied, "one key undoes nothing");
+        assert_eq!(fixture.passed_by_all(2).await, USERS - 1);
         fixture.look().await;
         assert_eq!(fixture.state(lowered).await, ChangeState::RolledBack);
-        assert_eq!(fixture.passed("bob", 10).await, 10);
+        assert_eq!(fixture.passed("user-0", 10).await, 10);
         let rollback = fixture.control.last_rollback().expect("a rollback");
         assert_eq!((rollback.change, rollback.revision), (lowered, 3));
     }
@@ -235,14 +256,16 @@ mod tests {
         let (store, ada) = (fixture.control.store(), fixture.control.attribution("ada").expect("runs"));
         store.put_emergency(&emergency, ada).await.expect("put");
         fixture.look().await;
-        assert_eq!(fixture.passed("bob", 400).await, 0);
+        assert_eq!(fixture.passed_by_all(20).await, 0);
         fixture.look().await;
+        let alarm = fixture.control.last_alarm().expect("it denies all keys");
+        assert_eq!(alarm.emergency.as_deref(), Some("stop"));
         store.end_emergency("stop", ada).await.expect("ended");
         fixture.look().await;
         fixture.look().await;
         assert_eq!(fixture.state(lowered).await, ChangeState::Applied);
-        assert_eq!(fixture.passed("bob", 900).await, 500);
+        assert_eq!(fixture.passed_by_all(501).await, USERS * 500);
         fixture.look().await;
-        assert_eq!(fixture.state(lowered).await, ChangeState::RolledBack, "400 denials of its own");
+        assert_eq!(fixture.state(lowered).await, ChangeState::RolledBack, "denials of its own");
     }
 }

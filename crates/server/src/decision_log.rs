@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use tidegate_control::LogReplay;
 use tidegate_record::{
-    Archive, DecisionRecord, Deliveries, HeavyKeys, Log, LogError, LogSettings, Recorder, WhyQuery,
+    Archive, DecisionRecord, Deliveries, FLUSH_EVERY, HeavyKeys, Log, LogError, LogSettings, Recorder,
+    WhyQuery,
 };
 use tokio::runtime::Builder;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -55,10 +56,11 @@ impl DecisionLog {
             node: shared.node.host_name.clone(),
             seed: limiter.wall_us(),
             otlp: config.otlp.clone(),
+            flush_every: FLUSH_EVERY,
         };
         let log = Log::open(folder, settings, move || limiter.wall_us() / 1_000)?;
         let recorder = Arc::clone(log.recorder());
-        let replay = LogReplay::new(log.folder(), recorder.sample_rate());
+        let replay = LogReplay::new(log.folder(), recorder.sample_rate()).requiring(config.evidence);
         Ok(Self { log, recorder, queries: Arc::new(Semaphore::new(QUERIES_MAX)), replay })
     }
 
@@ -182,6 +184,7 @@ mod tests {
             sample_rate: 1.0,
             retention: Duration::from_hours(1),
             bytes_max: 1 << 20,
+            evidence: Duration::ZERO,
             otlp: None,
         };
         DecisionLog::open(folder, &log, LogOwner { threads: 1, region: String::new() }, &shared)

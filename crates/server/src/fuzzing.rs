@@ -171,7 +171,8 @@ pub fn resp(bytes: &[u8]) {
 
 /// Returns the status of the HTTP listener's response to a body; `None` if it has to wait.
 fn post(path: &str, body: &[u8]) -> Option<u16> {
-    let (parts, ()) = Request::post(path).body(()).expect("a request").into_parts();
+    let request = Request::post(path).header("content-type", "application/json");
+    let (parts, ()) = request.body(()).expect("a request").into_parts();
     let peer = SocketAddr::from(([127, 0, 0, 1], 1));
     let req = HttpRequest::new(server(), peer, parts, Bytes::copy_from_slice(body));
     route(&req).now_or_never().map(|answer| answer.status().as_u16())

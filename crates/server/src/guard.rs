@@ -1,47 +1,93 @@
 //! A connection with timeouts for idle and slow clients. It also lets other connections read before
 //! it writes.
 //!
-//! A connection is idle after a response was written, and busy from the next byte on. While idle,
-//! it may stay silent for the idle timeout. While busy, the whole request must arrive, and the
-//! client must read the response, within the request timeout. All surfaces use this mechanism. It
-//! reads no clock while data flows.
+//! A connection is busy while a request has arrived in part or waits for its response, and idle
+//! otherwise. While busy, the whole request must arrive, and the client must read the response,
+//! within the request timeout. The first byte of a connection has the same time. Later, an idle
+//! connection may stay silent for the idle timeout, unless its listener is full: then the listener
+//! evicts the one that has been idle for longest. All surfaces use this mechanism. It reads no
+//! clock while data flows.
+//!
+//! The connection holds the bytes of an incomplete request. They are charged to the memory for
+//! requests before the next read, so a request that arrives with one read is never charged.
 //!
 //! A response is written one turn after its request was read, when every other readable connection
 //! has had its turn. Written at once, it would wake the client for a single response, and its next
 //! request would wake this worker for a single one. With the delay, both get several at a time.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::frames::FrameWalker;
 use crate::load::{pulse, pulses, time_of};
 use crate::metrics::Metrics;
+use crate::request_memory::{PartialRequest, ReadFailure};
+use crate::slots::Slot;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientTimeouts {
     /// Between requests.
     pub(crate) idle: Duration,
-    /// For one request to arrive, or for the client to read a response.
+    /// For the first byte, for one request to arrive, or for the client to read a response.
     pub(crate) request: Duration,
+}
+
+/// The state of a connection that its guard shares with its surface and its listener.
+#[derive(Debug)]
+pub(crate) struct ConnectionState {
+    /// The other end.
+    pub(crate) peer: SocketAddr,
+    pub(crate) slot: Arc<Slot>,
+    /// The request that has arrived in part.
+    pub(crate) partial: PartialRequest,
+}
+
+/// How a connection knows whether a request has arrived in part.
+#[derive(Debug)]
+pub(crate) enum Framing {
+    /// HTTP/1: all bytes since the last response belong to the next request.
+    Exchange,
+    /// HTTP/2: frames show it. The surface knows whether a call is open, and publishes it.
+    Frames(FrameWalker),
+    /// RESP: the surface sets it.
+    Surface,
+}
+
+/// The phase of a connection, which selects its timeout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No byte has arrived yet.
+    Fresh,
+    Idle,
+    Busy,
 }
 
 /// A connection under [`ClientTimeouts`].
 #[derive(Debug)]
 pub(crate) struct GuardedStream<S> {
     stream: S,
+    state: Rc<ConnectionState>,
+    framing: Framing,
     patience: ClientTimeouts,
     metrics: Arc<Metrics>,
-    busy: bool,
+    phase: Phase,
+    /// Whether the guard publishes in the slot if it is idle.
+    publishes: bool,
     /// Whether a response waits until other connections have had their turn.
     waits: bool,
     /// Whether the others have had their turn since the last read.
     gave_way: bool,
+    /// The task that an eviction wakes.
+    woken: Option<Waker>,
     /// The pulse at which the present state began.
     since: u32,
     alarm: Pin<Box<Sleep>>,
@@ -50,19 +96,28 @@ pub(crate) struct GuardedStream<S> {
 }
 
 impl<S> GuardedStream<S> {
-    pub(crate) fn new(stream: S, patience: ClientTimeouts, metrics: Arc<Metrics>) -> Self {
-        let alarm = Box::pin(sleep_until(from_now(patience.idle)));
-        let alarm_at = pulse().wrapping_add(pulses(patience.idle));
+    pub(crate) fn new(
+        stream: S,
+        state: Rc<ConnectionState>,
+        framing: Framing,
+        patience: ClientTimeouts,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let first = patience.idle.min(patience.request);
         Self {
             stream,
+            state,
+            publishes: !matches!(framing, Framing::Frames(_)),
+            framing,
             patience,
             metrics,
-            busy: false,
+            phase: Phase::Fresh,
             waits: true,
             gave_way: true,
+            woken: None,
             since: pulse(),
-            alarm,
-            alarm_at,
+            alarm: Box::pin(sleep_until(from_now(first))),
+            alarm_at: pulse().wrapping_add(pulses(first)),
         }
     }
 
@@ -71,16 +126,81 @@ impl<S> GuardedStream<S> {
         Self { waits: false, ..self }
     }
 
+    /// Lets the listener evict the connection also in the middle of a request.
+    pub(crate) fn always_gives_way(self) -> Self {
+        Self { publishes: false, ..self }
+    }
+
     fn allowed(&self) -> Duration {
-        if self.busy { self.patience.request } else { self.patience.idle }
+        let ClientTimeouts { idle, request } = self.patience;
+        match self.phase {
+            Phase::Fresh => idle.min(request),
+            Phase::Idle => idle,
+            Phase::Busy => request,
+        }
     }
 
     #[inline]
-    fn turn(&mut self, busy: bool) {
-        if self.busy != busy {
-            self.busy = busy;
-            self.since = pulse();
+    fn turn(&mut self, phase: Phase) {
+        // HTTP/2 writes before the first byte arrives: only a read ends the fresh phase.
+        if self.phase == phase || self.phase == Phase::Fresh {
+            return;
         }
+        self.phase = phase;
+        self.since = pulse();
+        if self.publishes {
+            match phase {
+                Phase::Busy => self.state.slot.set_busy(),
+                Phase::Fresh | Phase::Idle => self.state.slot.set_idle(self.since),
+            }
+        }
+    }
+
+    /// Notes bytes that arrived.
+    #[inline]
+    fn after_read(&mut self, fresh: &[u8]) {
+        self.gave_way = !self.waits;
+        if self.phase == Phase::Fresh {
+            self.phase = Phase::Idle;
+        }
+        match &mut self.framing {
+            Framing::Exchange => self.state.partial.add(fresh.len()),
+            Framing::Surface => {}
+            Framing::Frames(walker) => {
+                let has_ended = walker.walk(fresh);
+                let held = walker.held();
+                self.state.partial.set(held);
+                if has_ended {
+                    // The next frame, or the idle time, begins now.
+                    self.phase = Phase::Idle;
+                    self.since = pulse();
+                }
+                return self.turn(if held > 0 { Phase::Busy } else { Phase::Idle });
+            }
+        }
+        self.turn(Phase::Busy);
+    }
+
+    /// Waits for bytes, unless the connection is evicted or the time is over.
+    fn poll_missing(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.woken.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            self.state.slot.wake_by(cx.waker());
+            self.woken = Some(cx.waker().clone());
+        }
+        if self.state.slot.is_evicted() {
+            // To the surface, the client has closed the connection.
+            return Poll::Ready(Ok(()));
+        }
+        if self.state.partial.is_begun() {
+            self.turn(Phase::Busy);
+        }
+        if !self.out_of_patience(cx) {
+            return Poll::Pending;
+        }
+        if self.state.partial.is_begun() {
+            self.state.partial.fail(ReadFailure::TimedOut);
+        }
+        Self::timed_out()
     }
 
     /// Whether the timeout has passed. Called when the stream is not ready; sets the alarm so that
@@ -121,15 +241,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
     #[inline]
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.stream).poll_read(cx, buf) {
-            Poll::Ready(result) => {
-                this.turn(true);
-                this.gave_way = !this.waits;
-                Poll::Ready(result)
-            }
-            Poll::Pending if this.out_of_patience(cx) => Self::timed_out(),
-            Poll::Pending => Poll::Pending,
+        if let Err(failure) = this.state.partial.charge() {
+            return Poll::Ready(Err(io::Error::other(failure)));
         }
+        let before = buf.filled().len();
+        let Poll::Ready(result) = Pin::new(&mut this.stream).poll_read(cx, buf) else {
+            return this.poll_missing(cx);
+        };
+        this.after_read(&buf.filled()[before..]);
+        Poll::Ready(result)
     }
 }
 
@@ -149,7 +269,10 @@ impl<S: AsyncWrite + Unpin> GuardedStream<S> {
     fn after_write<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match written {
             Poll::Ready(result) => {
-                self.turn(false);
+                if matches!(self.framing, Framing::Exchange) {
+                    self.state.partial.set(0);
+                }
+                self.turn(Phase::Idle);
                 Poll::Ready(result)
             }
             Poll::Pending => self.in_time(cx, Poll::Pending),
@@ -163,7 +286,7 @@ impl<S: AsyncWrite + Unpin> GuardedStream<S> {
         if done.is_ready() {
             return done;
         }
-        self.turn(true);
+        self.turn(Phase::Busy);
         if self.out_of_patience(cx) { Self::timed_out() } else { Poll::Pending }
     }
 }

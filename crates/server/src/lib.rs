@@ -15,6 +15,7 @@ mod decision_log;
 mod envoy;
 #[cfg(feature = "parquet")]
 mod export;
+mod frames;
 #[doc(hidden)]
 pub mod fuzzing;
 mod grpc;
@@ -33,10 +34,12 @@ mod prepare;
 mod rates;
 mod reason;
 mod reload;
+mod request_memory;
 mod resp;
 mod rules;
 pub mod settings;
 mod shared;
+mod slots;
 mod tls;
 mod worker;
 
@@ -52,20 +55,22 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use crate::admin::UNRULED_REQUESTS;
 pub use crate::config::{Config, ConfigProblems};
 pub use crate::envoy::{DescriptorImport, import_descriptors};
 #[cfg(feature = "parquet")]
 pub use crate::export::{LogExport, LogExportError};
 pub use crate::metrics::Listener;
 pub use crate::origin::{OriginConfig, OriginTls, RegionConfig};
+pub use crate::origin_monitor::{OriginProbe, SINGLE_PROBE_TIME_MAX};
 pub use crate::prepare::PreparedServer;
 pub use crate::shared::StartError;
 /// The nodes that count together, to compute a bound without a server.
 pub use tidegate_core::bound::Fleet;
 /// A moment as people and programs read it.
-pub use tidegate_record::timestamp;
+pub use tidegate_record::{moment, timestamp};
 /// Rules files and periods, to read them without a server.
-pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period};
+pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period, snapshot};
 
 use crate::config::RulesConfig;
 use crate::listen::{ListenerTask, Workers};

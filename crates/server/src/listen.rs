@@ -11,7 +11,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::Listener;
+use crate::open_files::HEALTH_CONNECTIONS_MAX;
 use crate::shared::Shared;
+use crate::slots::{Evictor, Slots, TakenSlot};
 
 /// Connections that wait to be accepted. Higher: larger bursts of new clients; more memory in the
 /// kernel.
@@ -29,13 +31,73 @@ const RETRY_WAIT_MAX: Duration = Duration::from_millis(500);
 /// longer log.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
+/// How long a new connection waits for an evicted one to close, and how many are evicted for it.
+/// Higher: fewer refused connections while workers are busy; accepting pauses for longer.
+const EVICTION_WAIT: Duration = Duration::from_millis(100);
+const EVICTIONS_MAX: usize = 3;
+
+/// Interval between searches of a listener that has no idle connection. Shorter: an idle one is
+/// found earlier; a flood of new connections costs more time.
+const SEARCH_EVERY: Duration = Duration::from_millis(20);
+
 /// A connection on its way to a worker.
 pub(crate) struct AcceptedConnection {
     pub(crate) listener: Listener,
     pub(crate) stream: std::net::TcpStream,
     pub(crate) peer: SocketAddr,
     /// Given back when the connection ends.
-    pub(crate) permit: OwnedSemaphorePermit,
+    pub(crate) slot: TakenSlot,
+    /// Whether it may only ask for the health of the server, because the listener is full.
+    pub(crate) for_health: bool,
+}
+
+/// The connections of a listener, up to its limit.
+struct Room {
+    permits: Arc<Semaphore>,
+    slots: Arc<Slots>,
+    evictor: Evictor,
+    /// Pause after a search that found no idle connection.
+    search_every: Duration,
+    /// The time of that search.
+    none_idle_at: Option<Instant>,
+}
+
+impl Room {
+    fn new(connections_max: usize, search_every: Duration) -> Self {
+        let (permits, slots) = (Arc::new(Semaphore::new(connections_max)), Arc::new(Slots::default()));
+        let evictor = Evictor::new(&slots);
+        Self { permits, slots, evictor, search_every, none_idle_at: None }
+    }
+
+    /// Takes a slot, if need be that of the connection which has been idle for longest. Returns it
+    /// with the number of evicted connections.
+    async fn take(&mut self) -> (Option<TakenSlot>, u64) {
+        let mut evicted = 0;
+        let mut permit = self.try_permit();
+        for _ in 0..EVICTIONS_MAX {
+            if permit.is_some() || !self.evict() {
+                break;
+            }
+            evicted += 1;
+            let freed = Arc::clone(&self.permits).acquire_owned();
+            permit = tokio::time::timeout(EVICTION_WAIT, freed).await.ok().and_then(Result::ok);
+        }
+        (permit.map(|permit| self.slots.take(permit)), evicted)
+    }
+
+    fn evict(&mut self) -> bool {
+        let is_known = |at: Instant| now().saturating_duration_since(at) < self.search_every;
+        if self.none_idle_at.is_some_and(is_known) {
+            return false;
+        }
+        let evicted = self.evictor.evict();
+        self.none_idle_at = (!evicted).then(now);
+        evicted
+    }
+
+    fn try_permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).try_acquire_owned().ok()
+    }
 }
 
 /// The workers, in turn.
@@ -94,16 +156,19 @@ pub(crate) struct ListenerTask {
 impl ListenerTask {
     /// Accepts connections until the server stops, then waits until they end.
     pub(crate) async fn serve(self) {
-        let room = Arc::new(Semaphore::new(self.connections_max));
-        self.accept(&room).await;
+        let mut room = Room::new(self.connections_max, SEARCH_EVERY);
+        self.accept(&mut room).await;
         let Self { socket, workers, connections_max, .. } = self;
         // New clients must connect to another server.
         drop((socket, workers));
         let all = u32::try_from(connections_max).unwrap_or(u32::MAX);
-        let _ = room.acquire_many(all).await;
+        let _ = room.permits.acquire_many(all).await;
     }
 
-    async fn accept(&self, room: &Arc<Semaphore>) {
+    async fn accept(&self, room: &mut Room) {
+        // Of the admin listener, where health checks come in.
+        let is_admin = self.listener == Listener::Admin;
+        let mut health = is_admin.then(|| Room::new(HEALTH_CONNECTIONS_MAX, Duration::ZERO));
         let mut trouble = AcceptErrors::default();
         loop {
             let accepted = tokio::select! {
@@ -113,7 +178,7 @@ impl ListenerTask {
             match accepted {
                 Ok((stream, peer)) => {
                     trouble.is_over();
-                    self.take(stream, peer, room).await;
+                    self.take(stream, peer, room, health.as_mut()).await;
                 }
                 Err(error) => {
                     if let Some(times) = trouble.note(now()) {
@@ -130,20 +195,26 @@ impl ListenerTask {
         }
     }
 
-    async fn take(&self, stream: TcpStream, peer: SocketAddr, room: &Arc<Semaphore>) {
-        let Ok(permit) = Arc::clone(room).try_acquire_owned() else {
-            self.shared.telemetry.metrics.refused(self.listener);
-            return;
-        };
+    async fn take(&self, stream: TcpStream, peer: SocketAddr, room: &mut Room, health: Option<&mut Room>) {
+        let metrics = &self.shared.telemetry.metrics;
+        let (mut slot, evicted) = room.take().await;
+        metrics.evicted(self.listener, evicted);
+        let for_health = slot.is_none();
+        if let (None, Some(health)) = (&slot, health) {
+            slot = health.take().await.0;
+            if let Some(taken) = &slot {
+                // Evicted in the order of their numbers, also before a worker serves them.
+                taken.slot.set_idle(0);
+            }
+        }
+        let Some(slot) = slot else { return metrics.refused(self.listener) };
         let Ok(stream) = stream.set_nodelay(true).and_then(|()| stream.into_std()) else { return };
-        self.workers.hand_over(AcceptedConnection { listener: self.listener, stream, peer, permit }).await;
+        let accepted = AcceptedConnection { listener: self.listener, stream, peer, slot, for_health };
+        self.workers.hand_over(accepted).await;
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "how often something is said is for people, who have this clock"
-)]
+#[expect(clippy::disallowed_methods, reason = "paces log lines and searches; no decision depends on it")]
 fn now() -> Instant {
     Instant::now()
 }

@@ -23,6 +23,7 @@ use tidegate_rules::Class;
 
 use crate::origin_monitor::OriginMonitor;
 use crate::rates::DecisionTotals;
+use crate::request_memory::RequestMemory;
 
 /// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher:
 /// more series.
@@ -96,6 +97,18 @@ label! {
 }
 
 label! {
+    /// The limit of the memory for incomplete requests that refused one.
+    pub(crate) MemoryLimit {
+        /// That of a tenant.
+        Tenant = "tenant",
+        /// That of an address without a known credential.
+        Address = "address",
+        /// That of all clients together.
+        Total = "total",
+    }
+}
+
+label! {
     /// The outcome of an attempt to load a rule set from the store.
     pub(crate) StoreLoad {
         /// It is in force.
@@ -122,7 +135,7 @@ const CLASSES: usize = Class::ALL.len();
 const OUTCOMES: usize = RequestOutcome::ALL.len();
 const DECISION_SOURCES: usize = DecisionSource::ALL.len();
 const LISTENERS: usize = Listener::ALL.len();
-const RELOADS: usize = ReloadedFile::ALL.len();
+pub(crate) const RELOADS: usize = ReloadedFile::ALL.len();
 
 /// The counters of one worker. Aligned, so that no two workers write to the same cache line.
 #[derive(Debug, Default)]
@@ -144,6 +157,7 @@ pub(crate) struct Metrics {
     workers: Box<[Tally]>,
     connections: [AtomicI64; LISTENERS],
     refused: [AtomicU64; LISTENERS],
+    evicted: [AtomicU64; LISTENERS],
     timed_out: AtomicU64,
     reloads: [[AtomicU64; 2]; RELOADS],
     /// Of the store of rules, if there is one.
@@ -151,6 +165,8 @@ pub(crate) struct Metrics {
     /// Counts the records of the decision log, once it is open.
     recorder: OnceLock<Arc<Recorder>>,
     deliveries: OnceLock<Deliveries>,
+    /// Whether the embedded store in the data folder is down, if there is one.
+    is_embedded_store_down: OnceLock<Arc<AtomicBool>>,
 }
 
 thread_local! {
@@ -176,11 +192,13 @@ impl Metrics {
             workers: (0..workers.max(1)).map(|_| Tally::default()).collect(),
             connections: Default::default(),
             refused: Default::default(),
+            evicted: Default::default(),
             timed_out: AtomicU64::new(0),
             reloads: Default::default(),
             control: ControlMetrics::default(),
             recorder: OnceLock::new(),
             deliveries: OnceLock::new(),
+            is_embedded_store_down: OnceLock::new(),
         }
     }
 
@@ -221,6 +239,12 @@ impl Metrics {
         add(&self.refused[listener as usize], 1);
     }
 
+    pub(crate) fn evicted(&self, listener: Listener, connections: u64) {
+        if connections > 0 {
+            add(&self.evicted[listener as usize], connections);
+        }
+    }
+
     pub(crate) fn timed_out(&self) {
         add(&self.timed_out, 1);
     }
@@ -236,6 +260,12 @@ impl Metrics {
         if let Some(deliveries) = deliveries {
             let _ = self.deliveries.set(deliveries);
         }
+    }
+
+    /// Adds the state of the embedded store in the data folder to the metrics.
+    pub(crate) fn exports_embedded_store(&self, is_down: &Arc<AtomicBool>) {
+        // The data folder is set once.
+        let _ = self.is_embedded_store_down.set(Arc::clone(is_down));
     }
 
     /// Adds up the decisions of all workers. In a region, `local` is a decision of the fallback.
@@ -300,6 +330,7 @@ impl Stopwatch {
 /// The state that a scrape reads.
 pub(crate) struct Scrape {
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) request_memory: Arc<RequestMemory>,
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) region: Option<Region>,
     pub(crate) origin: Option<Arc<OriginMonitor>>,
@@ -324,8 +355,14 @@ impl Collector for Scrape {
         self.encode_decisions(&mut encoder)?;
         self.encode_latency(&mut encoder)?;
         self.encode_connections(&mut encoder)?;
+        self.encode_request_memory(&mut encoder)?;
         self.encode_reloads(&mut encoder)?;
         self.metrics.control.encode(&mut encoder)?;
+        if let Some(is_down) = self.metrics.is_embedded_store_down.get() {
+            let about = "Whether the store of overrides in the data folder works";
+            let up = encoder.encode_descriptor("overrides_store_up", about, None, MetricType::Gauge)?;
+            ConstGauge::new(i64::from(!is_down.load(Ordering::Relaxed))).encode(up)?;
+        }
         if let Some(recorder) = self.metrics.recorder.get() {
             encode_log(recorder, &mut encoder)?;
         }
@@ -405,17 +442,43 @@ impl Scrape {
             let count = self.metrics.connections[listener as usize].load(Ordering::Relaxed);
             ConstGauge::new(count).encode(open.encode_family(&[("listener", listener.as_str())])?)?;
         }
-        let about = "Connections closed at once because `connections_max` was reached";
-        let mut refused =
-            encoder.encode_descriptor("connections_refused", about, None, MetricType::Counter)?;
-        for &listener in Listener::ALL {
-            let count = self.metrics.refused[listener as usize].load(Ordering::Relaxed);
-            ConstCounter::new(count).encode(refused.encode_family(&[("listener", listener.as_str())])?)?;
+        for (name, about, counts) in [
+            (
+                "connections_refused",
+                "Connections closed at once because `connections_max` was reached and none was idle",
+                &self.metrics.refused,
+            ),
+            (
+                "connections_evicted",
+                "Idle connections closed for new ones because `connections_max` was reached",
+                &self.metrics.evicted,
+            ),
+        ] {
+            let mut family = encoder.encode_descriptor(name, about, None, MetricType::Counter)?;
+            for &listener in Listener::ALL {
+                let count = counts[listener as usize].load(Ordering::Relaxed);
+                ConstCounter::new(count).encode(family.encode_family(&[("listener", listener.as_str())])?)?;
+            }
         }
         let about = "Connections closed after `request_timeout` or `idle_timeout`";
         let timed_out =
             encoder.encode_descriptor("connections_timed_out", about, None, MetricType::Counter)?;
         ConstCounter::new(self.metrics.timed_out.load(Ordering::Relaxed)).encode(timed_out)
+    }
+
+    fn encode_request_memory(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let about = "Memory of requests that have arrived in part";
+        let used =
+            encoder.encode_descriptor("request_memory", about, Some(&Unit::Bytes), MetricType::Gauge)?;
+        ConstGauge::new(i64::try_from(self.request_memory.used()).unwrap_or(i64::MAX)).encode(used)?;
+        let about = "Incomplete requests refused for `request_memory`, by limit";
+        let mut refused =
+            encoder.encode_descriptor("request_memory_refused", about, None, MetricType::Counter)?;
+        for &limit in MemoryLimit::ALL {
+            let count = ConstCounter::new(self.request_memory.refused(limit));
+            count.encode(refused.encode_family(&[("limit", limit.as_str())])?)?;
+        }
+        Ok(())
     }
 
     fn encode_reloads(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -484,11 +547,13 @@ pub(crate) struct ControlMetrics {
     /// Whether there is a store.
     is_there: AtomicBool,
     is_up: AtomicBool,
+    is_audit_broken: AtomicBool,
     revision: AtomicU64,
     emergency_revision: AtomicU64,
     outcomes: [AtomicU64; StoreLoad::ALL.len()],
     rolled_back: AtomicU64,
     not_rolled_back: AtomicU64,
+    alarmed: AtomicU64,
     lag: [AtomicU64; LAG_BUCKETS_MS.len() + 1],
     lag_sum_ms: AtomicU64,
 }
@@ -502,12 +567,16 @@ impl ControlMetrics {
                 self.revision.store(revision, Ordering::Relaxed);
                 self.emergency_revision.store(emergency_revision, Ordering::Relaxed);
             }
+            ControlEvent::AuditContinues(continues) => {
+                self.is_audit_broken.store(!continues, Ordering::Relaxed);
+            }
             ControlEvent::Loaded => add(&self.outcomes[StoreLoad::Taken as usize], 1),
             ControlEvent::LoadRefused => add(&self.outcomes[StoreLoad::Refused as usize], 1),
             ControlEvent::LoadFailed => add(&self.outcomes[StoreLoad::Failed as usize], 1),
             ControlEvent::Lagged { ms } => self.lagged(ms),
             ControlEvent::RolledBack => add(&self.rolled_back, 1),
             ControlEvent::NotRolledBack => add(&self.not_rolled_back, 1),
+            ControlEvent::Alarmed => add(&self.alarmed, 1),
         }
     }
 
@@ -540,6 +609,11 @@ impl ControlMetrics {
                 "Whether the store of rules answers",
                 i64::from(self.is_up.load(Ordering::Relaxed)),
             ),
+            (
+                "rules_audit_broken",
+                "Whether the audit of the store of rules does not continue the last checkpoint",
+                i64::from(self.is_audit_broken.load(Ordering::Relaxed)),
+            ),
             ("rules_revision", "Revision of the rules in force", revision(&self.revision)),
             (
                 "rules_emergency_revision",
@@ -557,9 +631,11 @@ impl ControlMetrics {
             let count = self.outcomes[outcome as usize].load(Ordering::Relaxed);
             ConstCounter::new(count).encode(reloads.encode_family(&[("outcome", outcome.as_str())])?)?;
         }
-        let about = "Automatic rollbacks of this server after a jump of denials, by result";
+        let about = "Changes after which this server saw a jump of denied keys, by result";
         let mut rolled = encoder.encode_descriptor("rules_rollbacks", about, None, MetricType::Counter)?;
-        for (outcome, count) in [("done", &self.rolled_back), ("refused", &self.not_rolled_back)] {
+        for (outcome, count) in
+            [("done", &self.rolled_back), ("refused", &self.not_rolled_back), ("alarm", &self.alarmed)]
+        {
             let count = ConstCounter::new(count.load(Ordering::Relaxed));
             count.encode(rolled.encode_family(&[("outcome", outcome)])?)?;
         }
@@ -582,6 +658,9 @@ impl ControlMetrics {
 /// Encodes the counts of the decision log.
 fn encode_log(recorder: &Recorder, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let counts = recorder.counts();
+    let about = "Whether the decision log takes writes";
+    let up = encoder.encode_descriptor("log_up", about, None, MetricType::Gauge)?;
+    ConstGauge::new(i64::from(recorder.is_log_up())).encode(up)?;
     let about = "Decision records written to the log";
     let mut written = encoder.encode_descriptor("log_records", about, None, MetricType::Counter)?;
     for kind in RecordKind::ALL {

@@ -3,8 +3,12 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Open files besides connections and those of workers: standard streams, listening sockets, the
-/// store, watched files, and connections that are accepted only to be refused.
+/// store, watched files, health checks, and connections that are accepted only to be refused.
 const OTHER_FILES: u64 = 64;
+
+/// Connections that a full admin listener accepts for health checks; one more evicts the oldest.
+/// Higher: health checks get through more attempts to keep them out; more of [`OTHER_FILES`].
+pub(crate) const HEALTH_CONNECTIONS_MAX: usize = 16;
 
 /// Largest number of connections of the admin listener, which has few clients. Higher: more of them
 /// at once; fewer for other clients if the system allows few files.

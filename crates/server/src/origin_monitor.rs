@@ -23,6 +23,9 @@ const PROBE_EVERY: Duration = Duration::from_secs(10);
 /// Interval between probes of an origin that is down.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
+/// Longest time of the probe for a configuration check. Longer: a slower origin counts as usable.
+pub const SINGLE_PROBE_TIME_MAX: Duration = Duration::from_secs(2);
+
 /// Minimum time between the end of a probe and the next one. Without it, an origin that stalls and
 /// recovers in quick succession gets a probe for each change, in addition to its overload. Longer:
 /// a second change is noticed later.
@@ -192,6 +195,40 @@ impl OriginMonitor {
             );
         }
     }
+}
+
+/// The state of an origin, by a single probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OriginProbe {
+    /// The state, with the cause of a failure.
+    pub state: String,
+    /// Whether the origin works as configured.
+    pub is_usable: bool,
+}
+
+impl OriginProbe {
+    fn new(status: &OriginStatus) -> Self {
+        let state = match (status.state, &status.cause, &status.eviction_policy) {
+            (OriginState::Down, Some((cause, _)), _) => format!("down: {cause}"),
+            (OriginState::Down | OriginState::Connecting, ..) => "down".to_owned(),
+            (OriginState::Up, _, Some(policy)) => {
+                format!("up, but maxmemory-policy is {policy}, expected noeviction")
+            }
+            (OriginState::Up, _, None) => "up".to_owned(),
+        };
+        Self { is_usable: state == "up", state }
+    }
+}
+
+/// Probes the origin of a server that does not run. Returns `None` without an origin.
+pub(crate) async fn probe_once(shared: &Shared) -> Option<OriginProbe> {
+    let (region, monitor) = (shared.decider.region.as_ref()?, shared.fleet.origin.as_ref()?);
+    let late = |_| {
+        Err(OriginError::NotApplied(format!("the store does not reply within {SINGLE_PROBE_TIME_MAX:?}")))
+    };
+    let probed = tokio::time::timeout(SINGLE_PROBE_TIME_MAX, region.probe()).await.unwrap_or_else(late);
+    monitor.note(probed, true, shared.now_ms());
+    Some(OriginProbe::new(&monitor.status()))
 }
 
 /// Probes the origin at once, after a stall, and at intervals, as long as the server runs.

@@ -7,13 +7,16 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tidegate_control::OverrideWriteError;
 use tidegate_rules::rows::RuleRows;
 use tidegate_rules::store::{OverrideOutcome, OverrideWrite, Store, StoreError};
 use tidegate_rules::{NamespaceOverrides, OVERRIDES_MAX, WILDCARDS_MAX};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::auth::TenantIndex;
 use crate::shared::{RuleState, StartError};
@@ -36,6 +39,10 @@ const RESERVED: usize = 65_536;
 /// The same for overrides with a `*`.
 const RESERVED_WILDCARDS: usize = 16_384;
 const _: () = assert!(RESERVED < OVERRIDES_MAX && RESERVED_WILDCARDS < WILDCARDS_MAX, "some are left");
+
+/// Interval of retries after the embedded store failed. Shorter: the server notices earlier that it
+/// is back.
+const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 /// Where the overrides of a server apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +72,8 @@ pub(crate) struct Overrides {
     /// The places of all tenants.
     all_places: Arc<Semaphore>,
     rules: Arc<RuleState>,
+    /// Whether the last use of the embedded store failed.
+    is_store_down: Arc<AtomicBool>,
     /// `None` only during the drop.
     writer: Option<(mpsc::UnboundedSender<QueuedWrite>, JoinHandle<()>)>,
 }
@@ -139,10 +148,14 @@ impl Overrides {
         now_ms: u64,
     ) -> Result<Self, StartError> {
         let folder = folder.map(Path::to_owned);
-        Self::start(OverrideScope::Server, rules, tenants, move |rules| async move {
-            let store = EmbeddedStore::open(folder.as_deref(), rules, now_ms).await?;
+        let is_store_down = Arc::new(AtomicBool::new(false));
+        let of_store = Arc::clone(&is_store_down);
+        let mut started = Self::start(OverrideScope::Server, rules, tenants, move |rules| async move {
+            let store = EmbeddedStore::open(folder.as_deref(), rules, of_store, now_ms).await?;
             Ok(OverrideWriter::Embedded(Box::new(store)))
-        })
+        })?;
+        started.is_store_down = is_store_down;
+        Ok(started)
     }
 
     /// Starts the thread of the writer, and waits until it has opened its store.
@@ -171,6 +184,7 @@ impl Overrides {
                 places: (0..tenants).map(|_| places()).collect(),
                 all_places: Arc::new(Semaphore::new(WAITING_MAX)),
                 rules,
+                is_store_down: Arc::default(),
                 writer: Some((queue, thread)),
             }),
             Ok(Err(problem)) => Err(StartError::File(problem)),
@@ -181,6 +195,11 @@ impl Overrides {
     /// Where its overrides apply.
     pub(crate) fn scope(&self) -> OverrideScope {
         self.scope
+    }
+
+    /// Whether the last use of the embedded store failed; never of a rule store.
+    pub(crate) fn is_store_down(&self) -> &Arc<AtomicBool> {
+        &self.is_store_down
     }
 
     /// Sends a write to the writer at once, or fails. The future returns the result of the write,
@@ -272,8 +291,22 @@ enum OverrideWriter {
 impl OverrideWriter {
     async fn run(mut self, mut waiting: mpsc::UnboundedReceiver<QueuedWrite>) {
         let mut group = Vec::with_capacity(GROUP_MAX);
-        while waiting.recv_many(&mut group, GROUP_MAX).await > 0 {
-            self.write_group(&mut group).await;
+        loop {
+            // A timeout loses no write: they stay in the queue.
+            let received = waiting.recv_many(&mut group, GROUP_MAX);
+            match &mut self {
+                Self::Embedded(embedded) if embedded.is_down() => {
+                    match timeout(RETRY_EVERY, received).await {
+                        Err(_) => embedded.retry().await,
+                        Ok(0) => break,
+                        Ok(_) => self.write_group(&mut group).await,
+                    }
+                }
+                Self::Embedded(_) | Self::Fleet { .. } => match received.await {
+                    0 => break,
+                    _ => self.write_group(&mut group).await,
+                },
+            }
         }
         let store = match self {
             Self::Fleet { locked, .. } => locked,
@@ -318,33 +351,85 @@ struct EmbeddedStore {
     store: Store,
     rows: RuleRows,
     rules: Arc<RuleState>,
+    is_down: Arc<AtomicBool>,
 }
 
 impl EmbeddedStore {
     /// Opens the store, and puts its overrides in force. Overrides of tenants that are not
     /// configured stay in the store.
-    async fn open(folder: Option<&Path>, rules: Arc<RuleState>, now_ms: u64) -> Result<Self, String> {
+    async fn open(
+        folder: Option<&Path>,
+        rules: Arc<RuleState>,
+        is_down: Arc<AtomicBool>,
+        now_ms: u64,
+    ) -> Result<Self, String> {
         let store = Store::open_embedded(folder).await.map_err(|error| problem_of_folder(&error))?;
         let rows = store.load().await.map_err(|error| problem_of_folder(&error))?;
         let overrides = NamespaceOverrides::compile(&rows.rows, now_ms);
         let overrides = overrides.map_err(|problems| format!("data_dir: {problems}"))?;
         rules.store_embedded(overrides);
-        Ok(Self { store, rows, rules })
+        Ok(Self { store, rows, rules, is_down })
     }
 
     async fn write(&mut self, writes: &[OverrideWrite]) -> Result<Vec<OverrideOutcome>, OverrideWriteError> {
+        let written = self.write_into_force(writes).await;
+        self.note(written.as_ref().err());
+        written
+    }
+
+    async fn write_into_force(
+        &mut self,
+        writes: &[OverrideWrite],
+    ) -> Result<Vec<OverrideOutcome>, OverrideWriteError> {
         let (revision, outcomes) = self.store.write_overrides(writes).await?;
-        if revision == self.rows.override_revision {
-            return Ok(outcomes);
+        if revision != self.rows.override_revision {
+            self.take_changes(writes.last().map_or(0, |write| write.now_ms)).await?;
         }
+        Ok(outcomes)
+    }
+
+    /// Puts the overrides in force that the store has got since.
+    async fn take_changes(&mut self, now_ms: u64) -> Result<(), OverrideWriteError> {
         let (revisions, changes) = self.store.override_changes(self.rows.override_revision).await?;
         let rows = self.rows.with_overrides(revisions.override_revision, changes);
-        let now_ms = writes.last().map_or(0, |write| write.now_ms);
         let overrides = NamespaceOverrides::compile(&rows.rows, now_ms)
             .map_err(|problems| OverrideWriteError::NotInForce(problems.to_string()))?;
         self.rules.store_embedded(overrides);
         self.rows = rows;
-        Ok(outcomes)
+        Ok(())
+    }
+
+    fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Relaxed)
+    }
+
+    /// Looks whether the store works again. A failed write may have reached it.
+    async fn retry(&mut self) {
+        let retried = match self.store.retry_failed_write().await {
+            // Expired overrides take part in no decision, so the time does not matter.
+            Ok(()) => self.take_changes(0).await,
+            Err(error) => Err(error.into()),
+        };
+        self.note(retried.as_ref().err());
+    }
+
+    /// Logs that the store fails, and that it works again, once each.
+    fn note(&self, error: Option<&OverrideWriteError>) {
+        let problem = match error {
+            Some(OverrideWriteError::Store(
+                error @ (StoreError::Unreachable(_) | StoreError::Database(_) | StoreError::Busy),
+            )) => Some(error),
+            _ => None,
+        };
+        let was_down = self.is_down.swap(problem.is_some(), Ordering::Relaxed);
+        match problem {
+            Some(error) if !was_down => tracing::error!(
+                %error,
+                "the store of overrides in `data_dir` fails: overrides stay as they are until it works again"
+            ),
+            None if was_down => tracing::info!("the store of overrides in `data_dir` works again"),
+            Some(_) | None => {}
+        }
     }
 }
 
@@ -390,13 +475,15 @@ mod tests {
     /// Returns overrides of two tenants, with a writer that has not started and its queue.
     async fn not_begun() -> (Overrides, OverrideWriter, mpsc::UnboundedReceiver<QueuedWrite>) {
         let rules = Arc::new(RuleState::default());
-        let store = EmbeddedStore::open(None, Arc::clone(&rules), 1).await.expect("in memory");
+        let store =
+            EmbeddedStore::open(None, Arc::clone(&rules), Arc::default(), 1).await.expect("in memory");
         let (queue, waiting) = mpsc::unbounded_channel();
         let overrides = Overrides {
             scope: OverrideScope::Server,
             places: NAMES.iter().map(|_| Arc::new(Semaphore::new(WAITING_PER_TENANT_MAX))).collect(),
             all_places: Arc::new(Semaphore::new(WAITING_MAX)),
             rules,
+            is_store_down: Arc::default(),
             writer: Some((queue, std::thread::spawn(|| ()))),
         };
         (overrides, OverrideWriter::Embedded(Box::new(store)), waiting)

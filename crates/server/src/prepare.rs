@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, access};
 
 use crate::config::{Config, ConfigProblems, MEMORY_BYTES_STAND_IN};
+use crate::origin_monitor::{self, OriginProbe};
 use crate::reload::{self, WatchedFile};
 use crate::shared::{Shared, StartError};
 use crate::tls::Tls;
@@ -19,10 +20,15 @@ pub struct PreparedServer {
 }
 
 impl PreparedServer {
-    /// Returns the address of the origin, without credentials; `none` without an origin.
-    pub fn origin(&self) -> String {
-        let address = self.config.region.origin.address();
-        address.map_or_else(|| "none".to_owned(), |address| format!("{address} (not contacted)"))
+    /// Returns the address of the origin, without credentials; `None` without an origin.
+    pub fn origin(&self) -> Option<String> {
+        self.config.region.origin.address()
+    }
+
+    /// Probes the origin once. Returns a description of its state, and whether it can be used as
+    /// configured. `None` without an origin.
+    pub async fn probe_origin(&self) -> Option<OriginProbe> {
+        origin_monitor::probe_once(&self.shared).await
     }
 
     /// Reads the files of the configuration; `problems` are those of the configuration itself.

@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwapOption;
+use tidegate_record::timestamp;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, RulesConfig};
 use crate::envoy::Descriptors;
-use crate::metrics::ReloadedFile;
+use crate::metrics::{RELOADS, ReloadedFile};
+use crate::origin_monitor::Audience;
 use crate::rules::{ActiveRules, warn_of};
 use crate::shared::Shared;
 
@@ -136,9 +139,69 @@ impl WatchedFile {
     }
 }
 
+/// Maximum characters of a problem in the state of the server. The log has all of it.
+const PROBLEM_CHARS_MAX: usize = 500;
+
+/// The reloaded files whose last edit was refused.
+#[derive(Debug, Default)]
+pub(crate) struct RefusedEdits([ArcSwapOption<RefusedEdit>; RELOADS]);
+
+/// An edit of a file that was refused. The last valid file stays in force.
+#[derive(Debug, PartialEq, Eq)]
+struct RefusedEdit {
+    path: PathBuf,
+    /// Time of the first refusal since the last valid edit, in milliseconds since the Unix epoch.
+    since_ms: u64,
+    /// The first problem of the last edit, without the path.
+    problem: String,
+}
+
+impl RefusedEdits {
+    /// Notes the result of a reload; `problems` is `None` for a valid file.
+    fn note(&self, what: ReloadedFile, path: &Path, problems: Option<&str>, now_ms: u64) {
+        let current = &self.0[what as usize];
+        let since_ms = current.load().as_ref().map_or(now_ms, |edit| edit.since_ms);
+        let edit = |problems| RefusedEdit {
+            path: path.to_owned(),
+            since_ms,
+            problem: first_problem(path, problems),
+        };
+        current.store(problems.map(|problems| Arc::new(edit(problems))));
+    }
+
+    /// Returns a sentence for each refused edit. Readers without a credential get no folder.
+    pub(crate) fn degraded(&self, audience: Audience) -> Vec<String> {
+        let sentence = |(what, edit): (&ReloadedFile, &ArcSwapOption<RefusedEdit>)| {
+            let edit = edit.load_full()?;
+            let path = match audience {
+                Audience::Public => edit.path.file_name().map_or(edit.path.as_path(), Path::new),
+                Audience::Operators => &edit.path,
+            };
+            Some(format!(
+                "the last edit of the {} file {} is refused since {}: {}; the last valid file stays in force",
+                what.as_str(),
+                path.display(),
+                timestamp(edit.since_ms),
+                edit.problem
+            ))
+        };
+        ReloadedFile::ALL.iter().zip(&self.0).filter_map(sentence).collect()
+    }
+}
+
+/// Returns the first problem of a file, without the path of the file or folder.
+fn first_problem(path: &Path, problems: &str) -> String {
+    let first = problems.lines().next().unwrap_or_default();
+    let path = path.display().to_string();
+    let rest = first.strip_prefix(&path).and_then(|rest| rest.strip_prefix(": ").or(rest.strip_prefix('/')));
+    rest.unwrap_or(first).chars().take(PROBLEM_CHARS_MAX).collect()
+}
+
 fn reload(source: &FileSource, shared: &Shared) {
     let result = (source.load)(&source.path, shared);
     shared.telemetry.metrics.reloaded(source.what, result.is_ok());
+    let problems = result.as_ref().err().map(String::as_str);
+    shared.rules.refused_edits.note(source.what, &source.path, problems, shared.now_ms());
     match result {
         Ok(()) => {
             tracing::info!(file = source.what.as_str(), path = %source.path.display(), "read again");
@@ -204,6 +267,21 @@ mod tests {
         assert_eq!(times_read(), 1, "it may still be being written");
         watched.look(&shared);
         assert_eq!(times_read(), 2, "it looks the same twice");
+    }
+
+    #[test]
+    fn refused_edits_keep_the_first_time_and_the_last_problem() {
+        let (edits, path) = (RefusedEdits::default(), Path::new("/etc/tide/limits"));
+        let note = |problems, now_ms| edits.note(ReloadedFile::Descriptors, path, problems, now_ms);
+        note(Some("/etc/tide/limits/a.yaml: bad"), 1);
+        note(Some("/etc/tide/limits/a.yaml: worse\nmore"), 2);
+        let rest =
+            "is refused since 1970-01-01T00:00:00.001Z: a.yaml: worse; the last valid file stays in force";
+        let expected = |name: &str| vec![format!("the last edit of the descriptors file {name} {rest}")];
+        assert_eq!(edits.degraded(Audience::Operators), expected("/etc/tide/limits"));
+        assert_eq!(edits.degraded(Audience::Public), expected("limits"));
+        note(None, 3);
+        assert!(edits.degraded(Audience::Operators).is_empty());
     }
 
     #[test]

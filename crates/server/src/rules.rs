@@ -1,4 +1,4 @@
-//! The rule set in force, with its gates, counts and bounds; finds the rules that apply to a
+//! The rule set in force, with its gates, recent keys and bounds; finds the rules that apply to a
 //! request.
 
 use std::borrow::Cow;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tidegate::region::RegionPolicy;
 use tidegate::{Algorithm, Gate, Limit, UnknownName};
-use tidegate_control::RuleCount;
+use tidegate_control::RuleKeys;
 use tidegate_core::bound::{Faults, Fleet, Promise, bound};
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::{Dimensions, FILE_BYTES_MAX, Rule, RuleMatch, RuleSet, TomlLines};
@@ -40,8 +40,8 @@ struct RuleGates {
     of_tenants: Vec<Box<[(usize, Gate)]>>,
     /// By tenant: the dimensions that its rules look at, but for those that only emergencies do.
     used: Vec<Vec<String>>,
-    /// By position of the rule: its counts of requests and denials.
-    counts: Box<[RuleCount]>,
+    /// By position of the rule: its recent keys.
+    keys: Box<[RuleKeys]>,
     bounds: ArcSwap<RuleBounds>,
 }
 
@@ -82,12 +82,12 @@ impl ActiveRules {
         };
         let of_tenants: Result<_, UnknownName> = shared.tenants.iter().map(of_tenant).collect();
         let of_tenants = of_tenants.map_err(|error| error.to_string())?;
-        let counts = set.rules().iter().map(|_| RuleCount::default()).collect();
+        let keys = set.rules().iter().map(|_| RuleKeys::default()).collect();
         let bounds = ArcSwap::from_pointee(RuleBounds::new(&set, shared.fleet.measured()));
         let used =
             |tenant: &Tenant| set.rule_dimensions(&tenant.name).into_iter().map(str::to_owned).collect();
         let used = shared.tenants.iter().map(used).collect();
-        Ok(Self::of_gates(Arc::new(RuleGates { of_tenants, used, counts, bounds }), set, shared))
+        Ok(Self::of_gates(Arc::new(RuleGates { of_tenants, used, keys, bounds }), set, shared))
     }
 
     /// The same rules, with the same gates, under other emergencies.
@@ -128,9 +128,9 @@ impl ActiveRules {
         }
     }
 
-    /// Returns the counts of the rules, by position.
-    pub(crate) fn counts(&self) -> &[RuleCount] {
-        &self.gates.counts
+    /// Returns the recent keys of the rules, by position.
+    pub(crate) fn keys(&self) -> &[RuleKeys] {
+        &self.gates.keys
     }
 
     /// Reads a rules file.
@@ -166,9 +166,9 @@ impl ActiveRules {
         let bounds = self.gates.bounds.load();
         let matching = self.set.matching(name, request, now_ms).filter_map(|found| {
             let gate = self.gate(shared, tenant, &found)?;
-            let count = self.gates.counts.get(found.position)?;
+            let keys = self.gates.keys.get(found.position)?;
             let bound = bounds.most_above(found.position, found.rule, &found.terms.limit)?;
-            Some(MatchedRule { matched: found, bound, count, gate })
+            Some(MatchedRule { matched: found, bound, keys, gate })
         });
         MatchedRequest::new(self, tenant, request, matching, self.placement(&shared.decider, name, request))
     }
@@ -359,7 +359,7 @@ mod tests {
         let case = rules.match_request(&shared, 0, &request);
         let undecided = case.decide(&shared, Surface::Check, 1).now_or_never().expect("no origin");
         assert_eq!(undecided.map(|_| ()), Err(RulesError::TooManyRules { rules: LIMITS_PER_CHECK_MAX + 1 }));
-        let denied: Vec<u64> = rules.counts().iter().map(|count| count.take().denied).collect();
+        let denied: Vec<usize> = rules.keys().iter().map(|keys| keys.of_present_look().1).collect();
         assert_eq!(denied, [1; LIMITS_PER_CHECK_MAX + 1]);
         assert_eq!(passed(&rules, &shared, "carol"), 9, "without a path it is under half of them");
     }
@@ -423,7 +423,7 @@ mod tests {
         let set = RuleSet::compile(&rule_rows, None, STARTED_MS).expect("a good book");
         let rules = ActiveRules::new(set, &shared).expect("fits");
         let each = || ["mallory", "vip-1", "bob"].map(|user| passed(&rules, &shared, user));
-        let denied = || rules.counts().iter().map(|count| count.take().denied).sum::<u64>();
+        let denied = || rules.keys().iter().map(|keys| keys.of_present_look().1).sum::<usize>();
         assert_eq!(each(), [0, 100, 2]);
         assert_eq!(denied(), 1, "what an emergency denies is not the rule's");
         clock.advance(Duration::from_millis(5));

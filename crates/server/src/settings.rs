@@ -135,6 +135,13 @@ pub const SETTINGS: &[Setting] = &[
          Higher: a flood of denials deletes fewer records",
     ),
     setting(
+        "log_evidence",
+        "TIME",
+        "5m",
+        "Time that the records of a rule must cover to show that a change denies little, 0s to 1h. \
+         Longer: more changes after a start need the consent of their worst case",
+    ),
+    setting(
         "log_otlp",
         "URL",
         "",
@@ -234,13 +241,21 @@ pub const SETTINGS: &[Setting] = &[
         "Size of the meter table, which never grows. More: more keys before eviction, at 49 bytes \
          each",
     ),
+    setting(
+        "request_memory",
+        "SIZE",
+        "64MB",
+        "Memory for requests that have arrived in part, on all listeners together, 1MB to 16TB; a \
+         tenant may hold as much as it leaves free. More: more slow clients at once",
+    ),
     setting("workers", "N", "", "Threads that answer requests, 1 to 256 [default: one for each core]"),
     setting(
         "connections_max",
         "N",
         "20000",
-        "Maximum number of connections of each listener, 1 to 1000000. Higher: more clients at \
-         once; more memory for buffers and more open files",
+        "Maximum number of connections of each listener, 1 to 1000000; beyond it, a new one closes \
+         the one that is idle for longest. Higher: more clients at once; more memory for buffers \
+         and more open files",
     ),
     setting(
         "idle_timeout",
@@ -252,8 +267,8 @@ pub const SETTINGS: &[Setting] = &[
         "request_timeout",
         "TIME",
         "10s",
-        "Longest time to receive a request or to send an answer, 100ms to 5m; then the connection \
-         is closed",
+        "Longest time for the first byte of a connection, for a TLS handshake, to receive a request, \
+         or to send an answer, 100ms to 5m; then the connection is closed",
     ),
     setting(
         "drain_timeout",
@@ -267,6 +282,22 @@ pub const SETTINGS: &[Setting] = &[
         "127.0.0.0/8,::1",
         "Networks of proxies whose X-Forwarded-For is trusted, separated by commas; \"\" trusts \
          none",
+    )
+    .list(),
+    setting(
+        "secret_headers",
+        "FIELDS",
+        "",
+        "Header fields whose values are counted and logged as digests, besides Authorization, Cookie, \
+         X-Api-Key and the like, separated by commas; the same on every server",
+    )
+    .list(),
+    setting(
+        "allowed_hosts",
+        "NAMES",
+        "",
+        "Without tokens: host names by which the admin API and changes of overrides may be reached, \
+         besides those of loopback, separated by commas",
     )
     .list(),
     setting("reset_header", "STYLE", "epoch", "Format of X-RateLimit-Reset: \"epoch\" or \"delta\" seconds"),

@@ -13,9 +13,10 @@ use serde::Serialize;
 use tidegate::headers::ResetStyle;
 use tidegate::region::RegionPolicy;
 use tidegate::{Clock, Gate, Limit, LimitError, Limiter, SystemClock, UnknownName};
+use tidegate_control::KeyMemory;
 use tidegate_core::bound::Fleet;
 use tidegate_rules::pattern::Pattern;
-use tidegate_rules::{Class, NamespaceOverrides, Regime};
+use tidegate_rules::{Class, NamespaceOverrides, Regime, SecretHeaders};
 use utoipa::ToSchema;
 
 use crate::auth::{Caller, Credentials, Principal, TenantIndex};
@@ -30,6 +31,8 @@ use crate::origin::RegionConfig;
 use crate::origin_monitor::OriginMonitor;
 use crate::overrides::{OverrideScope, Overrides};
 use crate::rates::{DecisionTotals, Rates};
+use crate::reload::RefusedEdits;
+use crate::request_memory::RequestMemory;
 use crate::rules::ActiveRules;
 
 /// The state that all surfaces share.
@@ -42,9 +45,12 @@ pub(crate) struct Shared {
     pub(crate) fleet: FleetState,
     pub(crate) credentials: CredentialState,
     pub(crate) rules: Arc<RuleState>,
+    pub(crate) key_memory: KeyMemory,
     pub(crate) direct: DirectLimits,
     pub(crate) telemetry: Telemetry,
     pub(crate) protocol: ProtocolSettings,
+    /// For requests that have arrived in part.
+    pub(crate) request_memory: Arc<RequestMemory>,
 }
 
 /// The identity of this node, and its phase of life.
@@ -89,6 +95,8 @@ pub(crate) struct RuleState {
     pub(crate) descriptors: ArcSwap<Descriptors>,
     /// `None` without rules.
     pub(crate) location: Option<RulesLocation>,
+    /// Files whose last edit is not in force.
+    pub(crate) refused_edits: RefusedEdits,
     /// `None` for rules in a file, and until the rule store is first reached.
     control: OnceLock<Arc<Control>>,
     /// Locked while rules of a file, or embedded overrides, replace others: each keeps what the
@@ -119,6 +127,10 @@ pub(crate) struct Telemetry {
 pub(crate) struct ProtocolSettings {
     /// Proxies that may state the client's address.
     pub(crate) trusted_proxies: Vec<IpNet>,
+    /// Header fields whose values are kept as digests.
+    pub(crate) secret_headers: SecretHeaders,
+    /// Host names of a server without tokens, besides those of loopback.
+    pub(crate) allowed_hosts: Vec<String>,
     /// The unit of `X-RateLimit-Reset`.
     pub(crate) reset: ResetStyle,
     pub(crate) client_timeouts: ClientTimeouts,
@@ -211,21 +223,27 @@ impl Shared {
             }
         };
         let fleet = FleetState::new(&config.region, now_ms);
+        let key_memory = key_memory(config.rules.as_ref(), &names)?;
+        let request_memory = Arc::new(RequestMemory::new(config.request_memory_bytes, names.len()));
         Ok(Self {
             tenants,
+            key_memory,
             node: Identity::new(&config.region.name, now_ms),
             credentials: CredentialState::new(std::mem::take(&mut config.credentials), &decider),
             rules,
             direct: DirectLimits { overrides, gcra_namespaces: std::mem::take(&mut config.gcra_namespaces) },
-            telemetry: Telemetry::new(config.workers, &decider, &fleet, names),
+            telemetry: Telemetry::new(config.workers, &decider, &fleet, &request_memory, names),
             protocol: ProtocolSettings {
                 trusted_proxies: std::mem::take(&mut config.trusted_proxies),
+                secret_headers: std::mem::take(&mut config.secret_headers),
+                allowed_hosts: std::mem::take(&mut config.allowed_hosts),
                 reset: config.reset,
                 client_timeouts: ClientTimeouts {
                     idle: config.idle_timeout,
                     request: config.request_timeout,
                 },
             },
+            request_memory,
             fleet,
             decider,
         })
@@ -239,6 +257,9 @@ impl Shared {
             OverrideScope::Fleet => Overrides::of_fleet(Some(folder), rules, tenants)?,
             OverrideScope::Server => Overrides::embedded(Some(folder), rules, tenants, self.now_ms())?,
         };
+        if self.direct.overrides.scope() == OverrideScope::Server {
+            self.telemetry.metrics.exports_embedded_store(self.direct.overrides.is_store_down());
+        }
         Ok(())
     }
 
@@ -271,6 +292,17 @@ impl Shared {
         // Principals are made from the same list.
         &self.tenants[index]
     }
+}
+
+/// Returns the memory for the recent keys of rules. Changes of a file are not watched, so its rules
+/// need none.
+fn key_memory(rules: Option<&RulesConfig>, tenants: &[String]) -> Result<KeyMemory, StartError> {
+    let random = || {
+        let problem = |error| StartError::File(format!("the system gave no random bytes: {error}"));
+        getrandom::u64().map_err(problem)
+    };
+    let tenants = if matches!(rules, Some(RulesConfig::File(_))) { &[] } else { tenants };
+    Ok(KeyMemory::new((random()?, random()?), tenants.iter().map(String::as_str)))
 }
 
 impl Identity {
@@ -436,10 +468,17 @@ impl RuleState {
 }
 
 impl Telemetry {
-    fn new(workers: usize, decider: &Decider, fleet: &FleetState, tenants: Vec<String>) -> Self {
+    fn new(
+        workers: usize,
+        decider: &Decider,
+        fleet: &FleetState,
+        request_memory: &Arc<RequestMemory>,
+        tenants: Vec<String>,
+    ) -> Self {
         let metrics = Arc::new(Metrics::new(workers));
         let scrape = Scrape {
             metrics: Arc::clone(&metrics),
+            request_memory: Arc::clone(request_memory),
             limiter: Arc::clone(&decider.limiter),
             region: decider.region.clone(),
             origin: fleet.origin.clone(),

@@ -3,10 +3,11 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context as Task, Poll, Waker};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -16,12 +17,19 @@ use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::guard::{ClientTimeouts, GuardedStream};
+use crate::frames::FrameWalker;
+use crate::guard::{ClientTimeouts, ConnectionState, Framing, GuardedStream};
 use crate::listen::AcceptedConnection;
 use crate::metrics::{self, Listener};
+use crate::request_memory::PartialRequest;
 use crate::shared::Shared;
+use crate::slots::Slot;
 use crate::tls::Tls;
 use crate::{admin, grpc, http, load, resp};
+
+/// Longest time of a health check on a full listener, from its connection to its response. Longer:
+/// slower clients get one; fewer of them if others keep them out.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state that every connection of a worker needs.
 #[derive(Clone)]
@@ -89,61 +97,87 @@ pub(crate) async fn woken_by_stop<T>(
 }
 
 async fn connection(accepted: AcceptedConnection, context: Context) {
-    let AcceptedConnection { listener, stream, peer, permit } = accepted;
+    let AcceptedConnection { listener, stream, peer, slot, for_health } = accepted;
     let metrics = Arc::clone(&context.shared.telemetry.metrics);
     metrics.opened(listener);
-    if let Err(error) = serve(listener, stream, peer, context).await {
+    let state = Rc::new(ConnectionState {
+        peer,
+        slot: Arc::clone(&slot.slot),
+        partial: PartialRequest::new(&context.shared.request_memory, peer.ip()),
+    });
+    if !for_health {
+        state.slot.set_idle(load::pulse());
+    }
+    if let Err(error) = serve(listener, stream, state, for_health, context).await {
         // Clients disconnect all the time. Operators need this only to search for a cause.
         tracing::debug!(listener = listener.as_str(), %peer, %error, "a connection ended early");
     }
     metrics.closed(listener);
-    drop(permit);
+    drop(slot);
 }
 
 async fn serve(
     listener: Listener,
     stream: std::net::TcpStream,
-    peer: SocketAddr,
+    state: Rc<ConnectionState>,
+    for_health: bool,
     context: Context,
 ) -> io::Result<()> {
     let stream = TcpStream::from_std(stream)?;
-    let patience = patience(listener, context.shared.protocol.client_timeouts);
-    let metrics = Arc::clone(&context.shared.telemetry.metrics);
-    let Some(tls) = context.tls.clone() else {
-        return surface(listener, GuardedStream::new(stream, patience, metrics), peer, context).await;
+    let patience = match context.shared.protocol.client_timeouts {
+        ClientTimeouts { idle, request } if for_health => {
+            ClientTimeouts { idle: idle.min(HEALTH_TIMEOUT), request: request.min(HEALTH_TIMEOUT) }
+        }
+        patience => patience,
     };
-    let stream = tokio::time::timeout(
-        context.shared.protocol.client_timeouts.request,
-        tls.acceptor(listener).accept(stream),
-    )
-    .await??;
-    surface(listener, GuardedStream::new(stream, patience, metrics), peer, context).await
+    let Some(tls) = context.tls.clone() else {
+        return guarded(listener, stream, state, patience, for_health, context).await;
+    };
+    let handshake = unless_evicted(&state.slot, tls.acceptor(listener).accept(stream));
+    let handshake = tokio::time::timeout(patience.request, handshake).await;
+    let stream = handshake.inspect_err(|_| context.shared.telemetry.metrics.timed_out())??;
+    guarded(listener, stream, state, patience, for_health, context).await
 }
 
-/// Returns the timeouts of a listener. HTTP/2 has frames without requests, so an idle connection
-/// looks busy. There, only a connection without any data times out.
-fn patience(listener: Listener, patience: ClientTimeouts) -> ClientTimeouts {
-    match listener {
-        Listener::Grpc => ClientTimeouts { request: patience.idle, ..patience },
-        Listener::Http | Listener::Resp | Listener::Admin => patience,
-    }
+/// Ends a TLS handshake if its connection is evicted.
+async fn unless_evicted<T>(slot: &Slot, handshake: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let mut handshake = pin!(handshake);
+    poll_fn(|task| {
+        slot.wake_by(task.waker());
+        if slot.is_evicted() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        handshake.as_mut().poll(task)
+    })
+    .await
 }
 
-async fn surface<S>(
+async fn guarded<S>(
     listener: Listener,
-    stream: GuardedStream<S>,
-    peer: SocketAddr,
+    stream: S,
+    state: Rc<ConnectionState>,
+    patience: ClientTimeouts,
+    for_health: bool,
     context: Context,
 ) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
+    let metrics = Arc::clone(&context.shared.telemetry.metrics);
+    let guard =
+        |framing| GuardedStream::new(stream, Rc::clone(&state), framing, patience, Arc::clone(&metrics));
     match listener {
-        Listener::Http => http::serve(stream, peer, context).await,
-        Listener::Admin => admin::serve(stream, peer, context).await,
-        // A call is a task of its own, which runs after the connections that were ready with its
-        // own.
-        Listener::Grpc => grpc::serve(stream.answers_later(), context).await,
-        Listener::Resp => resp::serve(stream, context).await,
+        Listener::Admin if for_health => {
+            admin::serve_health(guard(Framing::Exchange).always_gives_way(), state, context).await
+        }
+        Listener::Http => http::serve(guard(Framing::Exchange), state, context).await,
+        Listener::Admin => admin::serve(guard(Framing::Exchange), state, context).await,
+        Listener::Grpc => {
+            // A call is a task of its own, which runs after the connections that were ready with
+            // its own.
+            let stream = guard(Framing::Frames(FrameWalker::new())).answers_later();
+            grpc::serve(stream, state, context).await
+        }
+        Listener::Resp => resp::serve(guard(Framing::Surface), state, context).await,
     }
 }

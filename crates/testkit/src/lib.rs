@@ -12,6 +12,8 @@
 )]
 
 mod bucket;
+#[cfg(target_os = "linux")]
+mod disk;
 mod fleet;
 mod listener;
 mod postgres;
@@ -23,6 +25,8 @@ mod server;
 mod wait;
 
 pub use bucket::ObjectStore;
+#[cfg(target_os = "linux")]
+pub use disk::{ALWAYS, DiskFault, FaultLibrary, FaultSwitch};
 pub use fleet::ServerFleet;
 pub use listener::{HttpListener, ReceivedRequest, Reply};
 pub use postgres::Postgres;

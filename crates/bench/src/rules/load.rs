@@ -106,8 +106,9 @@ async fn measure(
     let filled = fill(&url("rules.db"), rows).await?;
     eprintln!("rules: starting a server on the store");
     let started = StartedServer::begin(program, &url("rules.db"), &data("full"))?;
+    let base_revision = Store::open(&url("rules.db").parse()?).await?.revisions().await?.revision;
     let asked = machine::now();
-    post(started.server.address("admin"), "/v1/rules/apply", CHANGE)?;
+    post(started.server.address("admin"), "/v1/rules/apply", &change(base_revision))?;
     let changed = machine::now() - asked;
     Ok(Report {
         set,
@@ -124,9 +125,13 @@ async fn measure(
 }
 
 /// Another limit for one rule.
-const CHANGE: &str = r#"{"operations":[{"do":"put","kind":"rule","name":"rule-0",
-    "body":{"key":["user"],"limit":200,"period":"1m",
-    "when":{"path":"/v1/service-0"}}}],"reason":"a measurement","confirmed":true}"#;
+fn change(base_revision: u64) -> String {
+    format!(
+        r#"{{"operations":[{{"do":"put","kind":"rule","name":"rule-0","body":{{"key":["user"],"limit":200,
+            "period":"1m","when":{{"path":"/v1/service-0"}}}}}}],
+            "base_revision":{base_revision},"reason":"a measurement","confirmed":true}}"#
+    )
+}
 
 /// Puts all rows, in changes as large as may be; gives how many there are.
 async fn fill(url: &str, mut rows: impl Iterator<Item = RuleRow>) -> Result<usize> {

@@ -61,8 +61,15 @@ fn request_plan(client: &Client, body: &Value) -> Result<Value, Failure> {
 
 /// Prints the plan of a change, and applies it.
 pub(crate) fn make(matches: &ArgMatches, operations: &[Value]) -> CommandResult {
+    make_from(matches, operations, &Value::Null)
+}
+
+/// The same for operations that were computed from rows at a revision. A later change of these rows
+/// is a conflict.
+pub(super) fn make_from(matches: &ArgMatches, operations: &[Value], revision: &Value) -> CommandResult {
     let planned = json!({ "operations": operations });
-    plan_and_send(matches, &planned, "/v1/rules/apply", planned.clone())
+    let question = json!({ "operations": operations, "base_revision": revision });
+    plan_and_send(matches, &planned, "/v1/rules/apply", question)
 }
 
 /// Prints the plan of a rollback, and applies it.
@@ -73,12 +80,17 @@ pub(super) fn roll_back(matches: &ArgMatches, target: &Value) -> CommandResult {
 fn plan_and_send(matches: &ArgMatches, planned: &Value, path: &str, mut question: Value) -> CommandResult {
     let client = Client::new(matches)?;
     let plan = request_plan(&client, planned)?;
+    if is_unchanged(&plan) {
+        return print_unchanged(matches);
+    }
     let is_printed = !matches.get_flag("json");
     if is_printed {
         print_plan(&plan)?;
     }
-    // A change since the plan was shown causes a conflict.
-    question["base_revision"] = plan["base_revision"].clone();
+    if question["base_revision"].is_null() {
+        // A change since the plan was shown causes a conflict.
+        question["base_revision"] = plan["base_revision"].clone();
+    }
     question["reason"] = matches.get_one::<String>("reason").map_or("", String::as_str).into();
     let removal = removal(&plan);
     let short = removal.as_ref().map_or_else(|| "Apply?".to_owned(), Removal::question);
@@ -94,6 +106,22 @@ fn plan_and_send(matches: &ArgMatches, planned: &Value, path: &str, mut question
     // A server that asks against its plan has measured again, and its reason is new.
     let short = short.filter(|_| plan["effect"]["needs"] != "nothing");
     send(&client, path, question, matches, short.as_deref())
+}
+
+/// Whether a plan leaves all rows as they are. A rollback is a change all the same.
+fn is_unchanged(plan: &Value) -> bool {
+    let rows = list(&plan["diff"]);
+    !rows.is_empty() && rows.iter().all(|row| row["does"] == "keep") && list(&plan["undoes"]).is_empty()
+}
+
+/// Prints that a request changes no row. No revision is made.
+pub(super) fn print_unchanged(matches: &ArgMatches) -> CommandResult {
+    if matches.get_flag("json") {
+        say!("{}", json!({ "change": null }))?;
+    } else {
+        say!("nothing to change")?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The rows that a plan deletes, or the changes that it undoes.
@@ -174,6 +202,9 @@ pub(crate) fn send(
 ) -> CommandResult {
     let answer = ask(client, path, question, matches, short)?.decided(&[200, 202])?;
     let change = &answer.body["change"];
+    if change.is_null() {
+        return print_unchanged(matches);
+    }
     if matches.get_flag("json") {
         say!("{}", answer.body)?;
     } else {
@@ -269,7 +300,8 @@ fn print_watch(answer: &Value) -> Result<(), Failure> {
     let watch = &answer["watch"];
     if !watch.is_null() {
         say!("{}", shown(watch_line(watch)))?;
-        say!("an automatic rollback shows in `tidegate check`, `rules list`, `status` and `why`")?;
+        let event = if watch["action"] == "alarm" { "an alarm" } else { "an automatic rollback" };
+        say!("{event} shows in `tidegate check`, `rules list`, `rules history`, `status` and `why`")?;
     }
     if let Some(reason) = answer["not_watched"].as_str() {
         say!("not watched: {}", shown(reason))?;
@@ -282,17 +314,18 @@ fn watch_line(watch: &Value) -> String {
     let rules: Vec<String> = list(&watch["rules"]).iter().map(Value::to_string).collect();
     let more = number("rule_count").saturating_sub(rules.len() as u64);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    let percent = match number("denied_percent_min") {
-        0 => String::new(),
-        percent => format!(" and {percent} % of its requests"),
+    let (least, percent) = (number("keys_min"), number("keys_percent_min"));
+    let tenant = watch["tenant"].as_str().map_or_else(String::new, |tenant| format!(" of tenant {tenant:?}"));
+    let then = match watch["alarm_because"].as_str() {
+        None => "The change rolls back if".to_owned(),
+        Some(because) => format!("The change is never rolled back, because {because}. An alarm is raised if"),
     };
     format!(
-        "watched for {} s: rule {}{more}. The change rolls back if denials of a rule exceed {} times those \
-         before, and {} per minute{percent}",
+        "watched for {} s: rule {}{more}. {then} a rule newly denies {least} distinct keys{tenant} or more, \
+         {percent} % of its keys, and {} times as many as before",
         number("seconds"),
         rules.join(", "),
-        number("denials_times"),
-        number("denials_min_per_minute"),
+        number("keys_times"),
     )
 }
 
@@ -304,7 +337,9 @@ pub(crate) fn print_change(change: &Value) -> Result<Reader, Failure> {
     let (id, state, author) = (&change["id"], text("state").replace('_', " "), text("author"));
     let at =
         change["created_ms"].as_u64().map_or_else(String::new, |at_ms| format!(", {}", timestamp(at_ms)));
-    say!("change {id}: {state}{revision}, by {}{at}", shown(author))
+    let alarm = &change["alarm"];
+    let reason = alarm["reason"].as_str().map_or_else(String::new, |reason| format!(", alarm: {reason}"));
+    say!("change {id}: {state}{revision}, by {}{at}{}", shown(author), shown(reason))
 }
 
 /// All about a change.
@@ -338,14 +373,20 @@ mod tests {
     #[test]
     fn a_watch_names_its_rules_and_its_conditions() {
         let mut watch = json!({
-            "seconds": 300, "rules": ["a", "b"], "rule_count": 2, "denials_times": 10,
-            "denials_min_per_minute": 100, "denied_percent_min": 1,
+            "seconds": 300, "rules": ["a", "b"], "rule_count": 2, "keys_times": 10,
+            "keys_min": 10, "keys_percent_min": 5, "tenant": null, "action": "rollback",
         });
         assert_eq!(
             watch_line(&watch),
-            "watched for 300 s: rule \"a\", \"b\". The change rolls back if denials of a rule exceed 10 \
-             times those before, and 100 per minute and 1 % of its requests"
+            "watched for 300 s: rule \"a\", \"b\". The change rolls back if a rule newly denies 10 distinct \
+             keys or more, 5 % of its keys, and 10 times as many as before"
         );
+        watch["tenant"] = "acme".into();
+        watch["alarm_because"] = "another person approved it".into();
+        let told = watch_line(&watch);
+        let alarm =
+            "The change is never rolled back, because another person approved it. An alarm is raised if";
+        assert!(told.contains(alarm) && told.contains("keys of tenant \"acme\" or more"), "{told}");
         watch["rule_count"] = 25.into();
         assert!(watch_line(&watch).starts_with("watched for 300 s: rule \"a\", \"b\" and 23 more."));
     }

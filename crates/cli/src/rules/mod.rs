@@ -76,8 +76,10 @@ fn apply_command() -> Command {
         .long_about(
             "Apply a rules file, deletions, or an approved change. The command prints the plan first. A \
              change that newly denies more than 5 % of recent requests, or deletes a row, requires a \
-             confirmation. Above 50 % it waits for an approval by another person.\n\nExit status: 0 if the \
-             change is applied, 3 if it waits, 1 if it is refused, 64 for wrong usage or invalid rules.",
+             confirmation. Above 50 % it waits for an approval by another person. So does a change that \
+             weakens a security rule, or blocks more addresses than a /8. Your changes of the last 24 hours \
+             are judged together: the plan names the time and the limits.\n\nExit status: 0 if the change \
+             is applied, 3 if it waits, 1 if it is refused, 64 for wrong usage or invalid rules.",
         )
         .args(operations::args())
         .arg(
@@ -165,8 +167,16 @@ fn rollback(matches: &ArgMatches) -> CommandResult {
 
 fn set_mode(matches: &ArgMatches, mode: &str) -> CommandResult {
     let name = matches.get_one::<String>("name").map_or("", String::as_str);
-    let path = format!("/v1/rules/{}/{mode}", segment(name));
-    send(&Client::new(matches)?, &path, with_reason(json!({}), matches), matches, None)
+    let client = Client::new(matches)?;
+    let answer = client.get(&format!("/v1/rules/rule/{}", segment(name)), &[])?.decided(&[200])?;
+    let row = &answer.body["row"];
+    let mut body = row["body"].as_object().cloned().ok_or_else(|| unexpected("row"))?;
+    if row["mode"] == mode {
+        return change::print_unchanged(matches);
+    }
+    body.insert("mode".to_owned(), mode.into());
+    let operations = [json!({ "do": "put", "kind": "rule", "name": name, "body": body })];
+    change::make_from(matches, &operations, &answer.body["revision"])
 }
 
 fn with_reason(mut question: serde_json::Value, matches: &ArgMatches) -> serde_json::Value {

@@ -69,8 +69,13 @@ fn of_file(path: &str) -> Result<Vec<Value>, String> {
     })
 }
 
-/// The store counts versions itself.
-fn put(kind: &str, row: toml::Value) -> Option<Value> {
+/// The store counts versions itself. JSON has no dates, so the server gets their text.
+fn put(kind: &str, mut row: toml::Value) -> Option<Value> {
+    if let Some(expires) = row.get_mut("expires")
+        && let Some(date) = expires.as_datetime().map(ToString::to_string)
+    {
+        *expires = date.into();
+    }
     let mut body = serde_json::to_value(row).ok()?;
     let fields = body.as_object_mut()?;
     fields.remove("version");

@@ -57,7 +57,7 @@ pub(crate) fn list_of(matches: &ArgMatches, kind: Option<&str>, as_file: bool) -
                 print_rows(matches, &answer, &rows, kind)?;
             }
             if !matches.get_flag("json") {
-                notice::print_rollback(&answer["last_automatic_rollback"], &answer["revision"]);
+                notice::print_last(&answer);
             }
             return Ok(ExitCode::SUCCESS);
         }

@@ -45,17 +45,28 @@ fn a_healthy_server_has_status_0_and_a_degraded_one_1() {
 fn rolled_back() -> HttpListener {
     let rollback = json!({
         "change": 6, "rollback_change": 7, "revision": 8, "at": "2026-11-18T10:00:00.000Z", "at_ms": 1,
-        "reason": "denials of rule \"a\" went from 0 to 296 a minute",
+        "reason": "rule \"a\" newly denies 29 of 30 keys", "tenant": null,
+    });
+    let alarm = json!({
+        "change": 5, "at": "2026-11-18T09:00:00.000Z", "at_ms": u64::MAX, "reason": "rule \"b\" newly denies 9",
     });
     HttpListener::start(move |_, request| {
         let answer = match request.path.split('?').next().unwrap_or_default() {
-            "/v1/status" => json!({ "rules": { "revision": 8, "last_automatic_rollback": rollback } }),
+            "/v1/status" => json!({
+                "rules": { "revision": 8, "last_automatic_rollback": rollback, "last_alarm": alarm },
+            }),
             "/v1/rules" => {
-                json!({ "revision": 8, "rows": [], "next": null, "last_automatic_rollback": rollback })
+                json!({
+                    "revision": 8, "rows": [], "next": null, "last_automatic_rollback": rollback,
+                    "last_alarm": alarm,
+                })
             }
             "/v1/why" => json!({
                 "key": "user:a", "at": "now", "window_ms": 1, "records": [],
-                "notices": [{ "kind": "automatic_rollback", "message": "change 6 was rolled back" }],
+                "notices": [
+                    { "kind": "automatic_rollback", "message": "change 6 was rolled back" },
+                    { "kind": "alarm", "message": "alarm at 2026" },
+                ],
             }),
             _ => json!({
                 "decision": "allow", "denied_by": null, "rules_version": "r8", "source": "local", "rules": [],
@@ -66,7 +77,7 @@ fn rolled_back() -> HttpListener {
 }
 
 #[test]
-fn an_automatic_rollback_is_a_notice() {
+fn an_automatic_rollback_and_an_alarm_are_notices() {
     let server = rolled_back();
     let notice = "notice: change 6 was rolled back";
     for (arguments, code) in
@@ -75,14 +86,16 @@ fn an_automatic_rollback_is_a_notice() {
         let output = tidegate(&[arguments, &["--server", &server.url()]].concat());
         assert_eq!(status(&output), code, "{output:?}");
         assert!(stderr(&output).starts_with(notice), "{output:?}");
+        assert!(stderr(&output).contains("\nnotice: alarm at 2026"), "{output:?}");
         assert!(!stdout(&output).contains("notice"), "an answer has no notice: {output:?}");
         let as_json = tidegate(&[arguments, &["--server", &server.url(), "--json"]].concat());
         assert_eq!((status(&as_json), stderr(&as_json)), (code, ""), "{as_json:?}");
     }
     let output = tidegate(&["status", "--server", &server.url()]);
-    let told =
-        "change 6 was rolled back automatically at 2026-11-18T10:00:00.000Z by change 7: denials of rule";
+    let told = "change 6 was rolled back automatically at 2026-11-18T10:00:00.000Z by change 7: rule \"a\"";
     assert!(stdout(&output).contains(told), "{output:?}");
+    let alarm = "alarm at 2026-11-18T09:00:00.000Z: rule \"b\" newly denies 9";
+    assert!(stdout(&output).contains(alarm), "{output:?}");
 }
 
 #[test]

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use tidegate_testkit::START_TIME_MAX;
+use tidegate_testkit::{START_TIME_MAX, TlsRedis, wait_until};
 
 use crate::support::serve;
-use crate::{status, stderr, tidegate};
+use crate::{status, stderr, stdout, tidegate};
 
 /// A certificate authority and the certificates it signed, as files for a server and its clients.
 struct Certificates {
@@ -141,6 +141,40 @@ fn tls_files_that_are_wrong_are_named() {
         assert_eq!(status(&output), 64, "{output:?}");
         assert!(stderr(&output).contains(words), "{words}: {output:?}");
     }
+}
+
+/// Returns the output of a configuration check with an origin that presents a certificate.
+fn check_origin(cert: &str, key: &str) -> String {
+    let origin = TlsRedis::presenting(cert, key);
+    let url = format!("rediss://localhost:{}", origin.port);
+    let check = ["serve", "--check-config", "--data-dir", "none", "--origin", &url, "--origin-ca", cert];
+    let mut printed = String::new();
+    // A busy machine may time out first.
+    wait_until("the state of the origin", START_TIME_MAX, || {
+        stdout(&tidegate(&check)).clone_into(&mut printed);
+        !printed.contains(" within ")
+    });
+    printed
+}
+
+#[test]
+fn the_command_of_the_remedy_makes_a_certificate_that_works() {
+    let certificates = Certificates::new();
+    certificates.sign_self("authority", rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained));
+    let printed = check_origin(&certificates.text("authority.pem"), &certificates.text("authority.key"));
+    assert!(printed.contains("a CA certificate") && printed.contains("`origin_ca`"), "{printed}");
+    assert!(!printed.contains("OtherError"), "{printed}");
+    let command = printed.split('`').find(|part| part.starts_with("openssl ")).expect("a command");
+    let run = |script: &str| {
+        std::process::Command::new("sh").args(["-c", script]).current_dir(certificates.folder.path()).output()
+    };
+    if !run("command -v openssl").expect("a shell").status.success() {
+        return;
+    }
+    let made = run(command).expect("it runs");
+    assert!(made.status.success(), "{made:?}");
+    let printed = check_origin(&certificates.text("cert.pem"), &certificates.text("key.pem"));
+    assert!(printed.ends_with(": up\n"), "{printed}");
 }
 
 #[test]

@@ -78,7 +78,12 @@ fn a_token_that_is_revoked_while_its_request_is_under_way_approves_nothing() {
     };
     fixture.runtime.block_on(fixture.store.put_credential(&credential, by())).expect("put");
     let change = fixture.waiting("kept");
-    let fields = [("authorization", "Bearer kept"), ("expect", "100-continue"), ("content-length", "2")];
+    let fields = [
+        ("authorization", "Bearer kept"),
+        ("expect", "100-continue"),
+        ("content-length", "2"),
+        ("content-type", "application/json"),
+    ];
     let status = || send(server.address("admin"), &request("GET", "/metrics", &[fields[0]], None)).status;
     wait_until("the token to open it", START_TIME_MAX, || status() == 200);
 

@@ -9,6 +9,8 @@ mod support;
 mod audit;
 mod block;
 mod credentials;
+#[cfg(target_os = "linux")]
+mod disk;
 mod fixture;
 mod outage;
 mod overrides;

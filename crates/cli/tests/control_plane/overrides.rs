@@ -132,7 +132,7 @@ fn overrides_of_clients_and_changes_of_rules_do_not_disturb_each_other() {
     assert_eq!(limit(&server, "vip").0, 9);
 
     // A rollback of all changes takes away the rule, and leaves the override.
-    let rollback = json!({ "to_revision": 0, "confirmed": true }).to_string();
+    let rollback = json!({ "to_revision": 0, "base_revision": 2, "confirmed": true }).to_string();
     let undone = admin("/v1/rules/rollback", &rollback);
     assert_eq!(undone.status, 200, "{}", undone.body);
     wait_for(&server, "r3e0");

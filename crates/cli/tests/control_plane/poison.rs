@@ -101,14 +101,16 @@ fn refused_rule_set_is_repaired_by_rollback_or_change() {
     let refused = ask("/v1/rules/plan", harmless);
     assert_eq!(refused.status, 400, "{}", refused.body);
     assert!(refused.body.contains("poison"), "{}", refused.body);
-    let undone = ask("/v1/rules/rollback", &format!(r#"{{"change": {}, "confirmed": true}}"#, poisonous.id));
+    let rollback = format!(r#"{{"change": {}, "base_revision": 2, "confirmed": true}}"#, poisonous.id);
+    let undone = ask("/v1/rules/rollback", &rollback);
     assert_eq!(undone.status, 200, "{}", undone.body);
     wait_for(&server, "r3e0");
 
     fixture.put(&[("poison", "{}")]);
     wait_for_metric(&server, "tidegate_rules_reloads_total{outcome=\"refused\"} 2");
     let mending = format!(
-        r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "poison", "body": {}}}], "confirmed": true}}"#,
+        r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "poison", "body": {}}}],
+        "base_revision": 4, "confirmed": true}}"#,
         per_user(9)
     );
     let mended = ask("/v1/rules/apply", &mending);

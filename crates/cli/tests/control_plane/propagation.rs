@@ -27,7 +27,7 @@ fn five_servers_enforce_the_rules_of_their_store() {
     let change = format!(
         r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "per_user", "body": {}}},
         {{"do": "put", "kind": "rule", "name": "other", "body": {{"key": ["team"], "limit": 1, "period": "1h"}}}}],
-        "confirmed": true}}"#,
+        "base_revision": 1, "confirmed": true}}"#,
         per_user(3)
     );
     let reply = send(servers[3].address("admin"), &request("POST", "/v1/rules/apply", &[], Some(&change)));

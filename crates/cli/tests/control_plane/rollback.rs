@@ -1,13 +1,14 @@
-//! A change after which a rule suddenly denies far more is rolled back automatically. The tests of
-//! `tidegate-control` cover the single cases; here, real servers share a store.
+//! A change after which a rule suddenly denies far more keys is rolled back automatically. The
+//! tests of `tidegate-control` cover the single cases; here, real servers share a store.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_rules::change::ChangeState;
+use tidegate_rules::store::AlarmSubject;
 use tidegate_testkit::{Postgres, START_TIME_MAX, Server, wait_until};
 
-use crate::fixture::{AUTHOR, ControlFixture, check, metrics, passed, per_user, serve, wait_for};
+use crate::fixture::{AUTHOR, ControlFixture, by, check, metrics, passed, per_user, serve, wait_for};
 use crate::support::raw::{Reply, request, send};
 
 /// Time within which a server has looked at denials for a minute.
@@ -34,6 +35,13 @@ fn plan(server: &Server, limit: u32) -> Value {
     serde_json::from_str(&reply.body).expect("JSON")
 }
 
+/// Users with requests: more than a jump needs.
+const USERS: usize = 20;
+
+fn users() -> impl Iterator<Item = String> {
+    (0..USERS).map(|user| format!("user-{user}"))
+}
+
 fn applied(fixture: &ControlFixture) -> Vec<String> {
     fixture.audit().into_iter().filter(|(_, action)| action == "change.apply").map(|(by, _)| by).collect()
 }
@@ -53,22 +61,26 @@ fn an_absurd_rule_is_rolled_back_and_everyone_can_see_it() {
     for server in &servers {
         wait_until("a baseline", BASELINE_TIME_MAX, || {
             for server in &servers {
-                assert_eq!(passed(server, "bob", 1), 1);
+                assert_eq!(users().filter(|user| passed(server, user, 1) == 1).count(), USERS);
             }
             plan(server, 1)["watch"]["rules"] == json!(["per_user"])
         });
     }
 
     let absurd = fixture.put(&[("per_user", &per_user(1))]);
-    let state = || fixture.runtime.block_on(fixture.store.change(absurd.id)).expect("a change").state;
+    let state = || fixture.state(absurd.id);
+    all_hold("r2e0");
+    for server in &servers {
+        assert!(passed(server, "user-0", 212) <= 1);
+    }
     wait_until("the change to be undone", START_TIME_MAX, || {
         for server in &servers {
-            (0..20).for_each(|_| drop(check(server, "bob")));
+            users().for_each(|user| drop(check(server, &user)));
         }
         state() == ChangeState::RolledBack
     });
     all_hold("r3e0");
-    assert!(servers.iter().all(|server| passed(server, "bob", 10) == 10));
+    assert!(servers.iter().all(|server| passed(server, "user-0", 10) == 10));
 
     assert_eq!(applied(&fixture), [AUTHOR, AUTHOR, "tidegate: automatic"], "one of the servers, and once");
     fixture.runtime.block_on(fixture.store.verify_audit(None)).expect("the audit holds");
@@ -84,9 +96,28 @@ fn an_absurd_rule_is_rolled_back_and_everyone_can_see_it() {
         assert_eq!((&seen["change"], &seen["revision"]), (&json!(absurd.id), &json!(3)), "{seen}");
         assert!(seen["reason"].as_str().is_some_and(|reason| reason.contains("per_user")), "{seen}");
         assert_eq!(get(server, "/v1/status")["rules"]["last_automatic_rollback"], seen);
-        let notices = get(server, "/v1/why?key=user:bob")["notices"].clone();
+        let notices = get(server, "/v1/why?key=user:user-0")["notices"].clone();
         assert_eq!((&notices[0]["kind"], &notices[0]["rollback"]), (&json!("automatic_rollback"), &seen));
     }
+}
+
+#[test]
+fn an_alarm_of_any_server_is_shown_with_its_change() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let url = format!("sqlite:{}", folder.path().join("rules.db").display());
+    let fixture = ControlFixture::open(&url);
+    let change = fixture.put(&[("per_user", &per_user(5))]);
+    let alarm = fixture.store.put_alarm(AlarmSubject::Change(change.id), "many keys", by());
+    fixture.runtime.block_on(alarm).expect("put");
+    let server = serve(&url, &folder.path().join("data"), &[]);
+    wait_until("the alarm to be seen", START_TIME_MAX, || !get(&server, "/v1/rules")["last_alarm"].is_null());
+    let alarm = get(&server, "/v1/rules")["last_alarm"].clone();
+    assert_eq!((&alarm["change"], &alarm["reason"]), (&json!(change.id), &json!("many keys")));
+    assert_eq!(get(&server, "/v1/status")["rules"]["last_alarm"], alarm);
+    assert_eq!(get(&server, "/v1/rules/history")["changes"][0]["alarm"], alarm);
+    assert_eq!(get(&server, &format!("/v1/rules/changes/{}", change.id))["change"]["alarm"], alarm);
+    let notice = get(&server, "/v1/why?key=user:bob")["notices"][0].clone();
+    assert_eq!((&notice["kind"], &notice["alarm"]), (&json!("alarm"), &alarm));
 }
 
 #[test]
@@ -121,14 +152,20 @@ fn a_rollback_and_a_deletion_say_what_they_remove_and_ask() {
         (&planned["diff"][0]["does"], &planned["diff"][0]["name"]),
         (&json!("delete"), &json!("per_user"))
     );
-    let delete = json!({ "operations": [{ "do": "delete", "kind": "rule", "name": "per_user" }] });
+    let delete = json!({
+        "operations": [{ "do": "delete", "kind": "rule", "name": "per_user" }], "base_revision": 1,
+    });
     for (target, question, words) in [
         (
             "/v1/rules/rollback",
-            json!({ "to_revision": 0 }),
+            json!({ "to_revision": 0, "base_revision": 1 }),
             "confirmed: the rollback removes rule \"per_user\"; ",
         ),
-        ("/v1/rules/rollback", json!({ "change": 1 }), "confirmed: the rollback removes rule \"per_user\"; "),
+        (
+            "/v1/rules/rollback",
+            json!({ "change": 1, "base_revision": 1 }),
+            "confirmed: the rollback removes rule \"per_user\"; ",
+        ),
         ("/v1/rules/apply", delete, "confirmed: the change removes rule \"per_user\"; "),
     ] {
         let reply = post(&server, target, &question);

@@ -99,6 +99,76 @@ fn origin_failure_is_reported_with_address_and_cause_before_any_request() {
     }
 }
 
+/// Returns the output of a configuration check, and that on standard error.
+fn check_config(origin: &str) -> (String, String) {
+    let check = ["serve", "--check-config", "--data-dir", "none", "--origin", origin];
+    let output = crate::support::tidegate(&check).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(0), "a server starts without its origin: {output:?}");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    (text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn configuration_check_contacts_the_origin_and_names_the_cause() {
+    let guarded = Redis::start(&[]);
+    ask::<String>(&guarded, &["CONFIG", "SET", "requirepass", "right"]);
+    let (plain, evicting) = (Redis::start(&[]), Redis::start(&["--maxmemory-policy", "allkeys-lru"]));
+    for (origin, cause) in [
+        (format!("redis://:wrong@127.0.0.1:{}", guarded.port()), "the password of the address"),
+        ("redis://nowhere.invalid:6379".to_owned(), "lookup address"),
+        ("redis://127.0.0.1:1".to_owned(), "Connection refused"),
+        (format!("rediss://127.0.0.1:{}", plain.port()), "use redis://"),
+        (evicting.url(), "maxmemory-policy is allkeys-lru, expected noeviction"),
+    ] {
+        // A busy machine may time out first.
+        wait_until(&format!("{cause} of {origin}"), START_TIME_MAX, || {
+            let (printed, aside) = check_config(&origin);
+            let lines: Vec<&str> = printed.lines().collect();
+            assert_eq!((lines.len(), lines[0]), (3, "the configuration is valid"), "{printed}");
+            assert!(lines[2].starts_with("the origin cannot be used as configured"), "{printed}");
+            assert!(aside.starts_with("contacting the origin redis"), "{aside}");
+            assert!(!printed.contains("wrong@") && !aside.contains("wrong@"), "{printed}{aside}");
+            lines[1].starts_with("origin: redis") && lines[1].contains(cause)
+        });
+    }
+    wait_until("an origin without problems", START_TIME_MAX, || {
+        let (printed, _) = check_config(&plain.url());
+        printed.starts_with("the configuration is valid\norigin: redis://127.0.0.1:")
+            && printed.ends_with(": up\n")
+    });
+}
+
+#[test]
+fn refused_edit_of_a_file_is_reported_until_it_is_mended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let edit = |text: &str| crate::support::write(folder.path(), "rules.toml", text);
+    let rules = edit(RULES);
+    let server = crate::support::serve(&["--rules", &rules]);
+    let degraded = || status(&server)["degraded"].clone();
+    assert_eq!(degraded(), json!([]));
+    edit(&RULES.replace("limit = 2", "limit = -2"));
+    wait_until("the edit to be refused", START_TIME_MAX, || degraded() != json!([]));
+    let reasons = degraded();
+    let reason = reasons[0].as_str().expect("a text");
+    let first = "line 5: rules[0].limit: -2 is outside 0 to 4294967295; the last valid file stays in force";
+    assert!(
+        reason.starts_with(&format!("the last edit of the rules file {rules} is refused since 20")),
+        "{reason}"
+    );
+    assert!(reason.ends_with(first), "{reason}");
+    let (code, ready) = get(&server, "/readyz");
+    assert_eq!(code, 200, "the server still decides");
+    let lines: Vec<&str> = ready.lines().collect();
+    assert!(
+        lines[0] == "ready" && lines[1].starts_with("the last edit of the rules file rules.toml "),
+        "{ready}"
+    );
+    assert!(lines[1].ends_with(first), "{ready}");
+    assert_eq!(metric(&server, "tidegate_reloads_total{file=\"rules\",result=\"refused\"}"), 1);
+    edit(RULES);
+    wait_until("the edit to be mended", START_TIME_MAX, || degraded() == json!([]));
+}
+
 #[test]
 fn outage_is_told_apart_from_a_limit_and_ends_with_its_cause_kept() {
     let mut redis = Redis::start(&[]);

@@ -278,10 +278,11 @@ fn unreadable_decision_log_does_not_prevent_changes() {
         std::fs::write(&file, b"no database, but long enough that nobody takes it for a new one".repeat(99))
             .expect("written");
     }
-    let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(60)]);
+    let slower = desk.slower_rule(60);
+    let (status, printed) = desk.run("ann", &["rules", "apply", &slower]);
     assert_eq!(status, 1, "{printed}");
     assert!(printed.contains("the decision log cannot be read") && printed.contains("--yes"), "{printed}");
-    desk.good("ann", &["rules", "apply", &desk.rule(60), "--yes"]);
+    desk.good("ann", &["rules", "apply", &slower, "--yes"]);
     desk.good("ann", &["rules", "rollback", "--change", "2", "--yes"]);
     // Halving a limit needs approval, like denying half of the requests.
     let (status, printed) = desk.run("ann", &["rules", "apply", &desk.rule(50), "--yes"]);
@@ -322,7 +323,8 @@ fn change_against_an_old_revision_is_a_conflict() {
     let operation = r#"{"do":"delete","kind":"rule","name":"per_user"}"#;
     let body = &format!(r#"{{"operations":[{operation}],"base_revision":1,"confirmed":true}}"#);
     let (status, problem) = desk.ask("bea", "POST", "/v1/rules/apply", Some(body));
-    let detail = "conflict: changed in the meantime: rule \"per_user\" (revision 2)";
+    let detail = "conflict: changed in the meantime: rule \"per_user\" (revision 2); plan the change \
+                  again, and send its `base_revision`";
     assert_eq!((status, &problem["detail"]), (409, &detail.into()));
     assert_eq!(desk.json("ann", &["rules", "list"])["rows"][0]["version"], 2);
 }
@@ -348,7 +350,8 @@ fn terminal_user_is_asked_for_confirmation() {
     let (status, printed) = desk.run_at_terminal("ann", &apply, b"y\n");
     assert_eq!(status, 0, "{printed}");
     assert!(printed.contains("change 1: applied, revision 1"), "{printed}");
-    let (status, printed) = desk.run_at_terminal("ann", &["rules", "apply", &desk.rule(60)], b"yes\n");
+    let slower = ["rules", "apply", &desk.slower_rule(60)];
+    let (status, printed) = desk.run_at_terminal("ann", &slower, b"yes\n");
     assert_eq!((status, revision()), (0, 2.into()), "{printed}");
 }
 

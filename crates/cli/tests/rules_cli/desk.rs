@@ -70,7 +70,9 @@ impl Desk {
         let config = write(folder.path(), "tidegate.toml", &config);
         let data = folder.path().join("data").to_string_lossy().into_owned();
         let common = ["--config", &config, "--rules", rules, "--data-dir", &data, "--workers", "3"];
-        let server = serve(&[&common, log].concat());
+        // The requests of a test come at once.
+        let evidence = if log.contains(&"--log-evidence") { &[][..] } else { &["--log-evidence", "0s"] };
+        let server = serve(&[&common, evidence, log].concat());
         Self { server, folder }
     }
 
@@ -113,6 +115,14 @@ impl Desk {
     pub(crate) fn rule(&self, limit: u32) -> String {
         let text = format!("[[rules]]\nname = 'per_user'\nkey = ['user']\nlimit = {limit}\nperiod = '1h'\n");
         write(self.folder(), &format!("{limit}.toml"), &text)
+    }
+
+    /// A rules file with the same rule and a burst of 100, which no cost exceeds that passes now.
+    pub(crate) fn slower_rule(&self, limit: u32) -> String {
+        let text = format!(
+            "[[rules]]\nname = 'per_user'\nkey = ['user']\nlimit = {limit}\nburst = 100\nperiod = '1h'\n"
+        );
+        write(self.folder(), &format!("slower-{limit}.toml"), &text)
     }
 
     /// Returns the response of the admin listener.

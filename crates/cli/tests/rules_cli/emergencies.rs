@@ -78,13 +78,19 @@ fn emergency_without_selected_keys_needs_confirmation() {
 
     let (status, printed) = desk.run("ann", &["block"]);
     assert_eq!((status, printed.contains("confirm with --yes")), (1, true), "{printed}");
+    let direct = "direct limits (CL.THROTTLE, /v2/ratelimit.limit) and Envoy descriptors";
+    assert!(printed.contains(&format!("it does not affect {direct}")), "{printed}");
     let (status, printed) = desk.run_at_terminal("ann", &["block"], b"n\n");
     assert_eq!((status, printed.contains("Continue? [y/N]")), (1, true), "{printed}");
     assert_eq!(desk.check("carol")["decision"], "allow");
     let printed = desk.good("ann", &["block", "--yes"]);
-    assert!(printed.starts_with("blocked until ") && printed.ends_with(": all requests\n"), "{printed}");
+    let scope = format!(": all requests under any rule; not affected: {direct}\n");
+    assert!(printed.starts_with("blocked until ") && printed.ends_with(&scope), "{printed}");
     assert_eq!(desk.check("carol")["decision"], "deny");
     desk.good("ann", &["unblock"]);
+    let printed = desk.good("ann", &["emergency", "block", "--id", "all", "--yes"]);
+    assert!(printed.ends_with(&format!(": block; not affected: {direct}\n")), "{printed}");
+    desk.good("ann", &["emergency", "end", "all"]);
     assert_eq!(desk.check("carol")["decision"], "allow");
     let (status, printed) = desk.run("ann", &["block", "--rule", "per_user"]);
     assert_eq!(
@@ -96,6 +102,11 @@ fn emergency_without_selected_keys_needs_confirmation() {
     assert!(printed.ends_with(": all requests of rule per_user\n"), "{printed}");
     let (status, printed) = desk.run("ann", &["block", "--key", "carol"]);
     assert_eq!((status, printed.contains("--rule")), (64, true), "{printed}");
+    for command in [&["block"][..], &["unblock"], &["emergency", "block"]] {
+        let printed = desk.good("ann", &[command, &["--help"]].concat());
+        let words: Vec<&str> = printed.split_whitespace().collect();
+        assert!(words.join(" ").contains("required with --key [default: all rules]"), "{printed}");
+    }
 }
 
 #[test]
@@ -129,8 +140,8 @@ fn a_rule_in_an_emergency_is_not_deleted() {
     desk.good("ann", &["rules", "apply", &desk.rule(100), "--yes"]);
     let emergency = r#"{"id": "stop", "action": "block", "rule": "per_user", "confirmed": true}"#;
     assert_eq!(desk.ask("ann", "POST", "/v1/emergencies", Some(emergency)).0, 200);
-    let delete =
-        r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}], "confirmed": true}"#;
+    let delete = r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}], "base_revision": 1,
+            "confirmed": true}"#;
     let plan = r#"{"operations": [{"do": "delete", "kind": "rule", "name": "per_user"}]}"#;
     for (route, body) in [("/v1/rules/plan", plan), ("/v1/rules/apply", delete)] {
         let (status, answer) = desk.ask("ann", "POST", route, Some(body));

@@ -10,4 +10,5 @@ mod audit;
 mod changes;
 mod desk;
 mod emergencies;
+mod guardrails;
 mod rows;

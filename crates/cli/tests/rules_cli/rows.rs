@@ -74,6 +74,34 @@ fn change_at_once(desk: &Desk) {
 }
 
 #[test]
+fn mode_commands_print_the_diff_and_a_request_without_a_difference_makes_no_revision() {
+    let desk = Desk::new();
+    let rules = "[[templates]]\nname='quiet'\nlimit=5\nperiod='1h'\nmode='shadow'\n\
+                 [[rules]]\nname='quiet'\ntemplate='quiet'\nkey=['user']\n\
+                 [[rules]]\nname='loud'\nkey=['user']\nlimit=5\nperiod='1h'\n";
+    let file = write(desk.folder(), "rules.toml", rules);
+    desk.good("ann", &["rules", "apply", &file, "--yes"]);
+    for same in [&["rules", "apply", &file][..], &["rules", "enforce", "loud"], &["rules", "shadow", "quiet"]]
+    {
+        assert_eq!(desk.good("ann", same), "nothing to change\n", "{same:?}");
+        assert_eq!(desk.json("ann", same), json!({ "change": null }), "{same:?}");
+    }
+    for (target, body) in [("/v1/rules/loud/enforce", "{}"), ("/v1/rules/quiet/shadow", "{}")] {
+        let (status, answer) = desk.ask("ann", "POST", target, Some(body));
+        assert_eq!((status, answer), (200, json!({ "change": null })), "{target}");
+    }
+    let history = desk.json("ann", &["rules", "history"]);
+    assert_eq!(history["changes"].as_array().map(Vec::len), Some(1), "{history}");
+
+    let printed = desk.good("ann", &["rules", "shadow", "loud"]);
+    assert!(printed.starts_with("update rule \"loud\"\n  + mode = \"shadow\"\n"), "{printed}");
+    assert!(printed.contains("change 2: applied, revision 2"), "{printed}");
+    assert_eq!(desk.good("ann", &["rules", "shadow", "loud"]), "nothing to change\n");
+    let (status, printed) = desk.run("ann", &["rules", "enforce", "missing"]);
+    assert_eq!((status, printed.contains("there is no rule \"missing\"")), (1, true), "{printed}");
+}
+
+#[test]
 fn configurations_of_other_limiters_are_imported_as_rules() {
     let desk = Desk::new();
     let descriptors = "domain: edge\ndescriptors:\n  \
@@ -205,6 +233,24 @@ fn an_expiry_is_a_time_a_duration_or_a_number() {
         ("tomorrow", "expected RFC 3339 (2026-12-31T00:00:00Z), a duration from now (30m, 90d), or Unix"),
     ] {
         let (status, printed) = desk.run("ann", &[&set[..], &["--expires", text]].concat());
+        assert_eq!((status, printed.contains(problem)), (64, true), "{printed}");
+    }
+    // A rules file has the same forms, except for those that depend on the present.
+    let row = |expires: &str| {
+        let over = "[[overrides]]\nname='o'\nrule='per_user'\nkey=['bob']\nlimit=500\nexpires=";
+        write(desk.folder(), "over.toml", &format!("{over}{expires}\n"))
+    };
+    for good in ["2096-10-02T07:06:40Z", "'2096-10-02T07:06:40Z'", "4000000000000"] {
+        desk.good("ann", &["rules", "apply", &row(good), "--yes"]);
+        let stored = desk.json("ann", &["rules", "get", "override/o"]);
+        assert_eq!(stored["row"]["body"]["expires"], json!(4_000_000_000_000_u64), "{good}");
+    }
+    for (text, problem) in [
+        ("4000000000", "overrides[\"o\"].expires: 4000000000 is outside 1000000000000 to "),
+        ("1700000000000", "overrides[\"o\"].expires: 2023-11-14T22:13:20.000Z is not in the future: it is "),
+        ("2020-01-01", "milliseconds since the Unix epoch (1798761600000) or RFC 3339"),
+    ] {
+        let (status, printed) = desk.run("ann", &["rules", "apply", &row(text), "--yes"]);
         assert_eq!((status, printed.contains(problem)), (64, true), "{printed}");
     }
     let made =

@@ -26,14 +26,21 @@ impl Reply {
     }
 }
 
-/// A request that ends its connection.
+/// A request that ends its connection. A body is JSON unless the fields name another type.
 pub(crate) fn request(method: &str, target: &str, fields: &[(&str, &str)], body: Option<&str>) -> Vec<u8> {
-    let mut text = format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+    let mut text = format!("{method} {target} HTTP/1.1\r\nConnection: close\r\n");
+    let is_named = |wanted: &str| fields.iter().any(|(name, _)| name.eq_ignore_ascii_case(wanted));
+    if !is_named("host") {
+        text += "Host: localhost\r\n";
+    }
     for (name, value) in fields {
         write!(text, "{name}: {value}\r\n").expect("writing to text");
     }
     if let Some(body) = body {
         write!(text, "Content-Length: {}\r\n", body.len()).expect("writing to text");
+        if !is_named("content-type") {
+            text += "Content-Type: application/json\r\n";
+        }
     }
     text += "\r\n";
     text += body.unwrap_or_default();

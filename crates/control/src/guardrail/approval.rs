@@ -3,11 +3,14 @@
 //! A change may touch more rules than there is space to list. The others are stored in short form:
 //! a name and two shares.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
+use tidegate_rules::AddressCover;
 
-use super::{APPROVE_ABOVE, Measurement, RuleMeasurement};
+use super::plan::ChangeScope;
+use super::rate::as_real;
+use super::{APPROVE_ABOVE, BlockedAddresses, Measurement, RuleMeasurement};
 
 /// Percentage points by which the denials of a change may exceed its approval when it is applied.
 /// Higher: fewer repeated approvals; more denials without approval.
@@ -111,6 +114,9 @@ pub(crate) struct ApprovedEffect {
     of_others: DeniedShares,
     halved: HashMap<String, f64>,
     halved_others: usize,
+    weakened: HashSet<String>,
+    weakened_others: usize,
+    blocked: BlockedAddresses,
 }
 
 /// An effect in stored form.
@@ -121,12 +127,19 @@ struct StoredEffect {
     halved: Vec<HalvedRule>,
     #[serde(default)]
     halved_count: usize,
+    #[serde(default)]
+    weakened: HashSet<String>,
+    #[serde(default)]
+    weakened_count: usize,
+    #[serde(default)]
+    blocked: BlockedAddresses,
 }
 
 impl ApprovedEffect {
     /// Reads the effect stored with a change.
     pub(crate) fn read(effect: &str) -> Option<Self> {
-        let StoredEffect { measured, halved, halved_count } = serde_json::from_str(effect).ok()?;
+        let stored: StoredEffect = serde_json::from_str(effect).ok()?;
+        let StoredEffect { measured, halved, halved_count, weakened, weakened_count, blocked } = stored;
         let Measurement { newly_denied_percent, rules, in_short, others, .. } = measured.unwrap_or_default();
         let listed = rules.iter().map(|of_rule| (of_rule.rule.clone(), DeniedShares::from(of_rule)));
         let short = in_short.iter().map(|short| (short.0.clone(), short.shares()));
@@ -136,6 +149,9 @@ impl ApprovedEffect {
             of_others: others.map(DeniedShares::of_hundredths).unwrap_or_default(),
             halved_others: halved_count.saturating_sub(halved.len()),
             halved: halved.into_iter().map(|halved| (halved.rule, halved.left)).collect(),
+            weakened_others: weakened_count.saturating_sub(weakened.len()),
+            weakened,
+            blocked,
         })
     }
 
@@ -172,6 +188,24 @@ impl ApprovedEffect {
             }
         }
         others > self.halved_others
+    }
+
+    /// Whether a change weakens other security rules than were approved, or blocks more addresses.
+    pub(super) fn is_passed_by_scope(&self, scope: &ChangeScope) -> bool {
+        let others = scope.weakened.iter().filter(|(rule, _)| !self.weakened.contains(rule)).count();
+        let blocked = BlockedAddresses::of(&scope.blocked);
+        others > self.weakened_others || blocked.is_more_than(self.blocked)
+    }
+}
+
+impl BlockedAddresses {
+    pub(super) fn of(cover: &AddressCover) -> Self {
+        let v6_clients = u64::try_from(cover.v6_clients()).unwrap_or(u64::MAX);
+        Self { v4_addresses: cover.v4_addresses(), v6_clients: as_real(v6_clients) }
+    }
+
+    fn is_more_than(self, approved: Self) -> bool {
+        self.v4_addresses > approved.v4_addresses || self.v6_clients > approved.v6_clients
     }
 }
 

@@ -33,6 +33,10 @@ const HELD_MAX: usize = 1_000_000;
 /// Minimum share of a limit's rate that a steady key uses on average.
 const STEADY_FROM: f64 = 0.5;
 
+/// Records of a replay that is full. It ends before the next block of the log, so it may have fewer
+/// than `RECORDS_MAX`.
+const FULL_RECORDS: u64 = RECORDS_MAX / 2;
+
 /// Lower bound of sample rates and of divisors.
 const NEARLY_NOTHING: f64 = 1e-6;
 
@@ -43,10 +47,13 @@ pub(crate) struct BackTest {
     after: RuleSet,
     /// Times at which other overrides apply than now; empty if none expires.
     moments: Vec<u64>,
-    /// Common prefix of the versions of the rules in force, with any emergencies.
-    version: String,
+    /// Common prefix of the versions of `before`, with any emergencies; `None` if it was not in
+    /// force.
+    version: Option<String>,
     scope: ChangeScope,
     sample_rate: f64,
+    /// Time that the records of a rule must cover.
+    evidence_ms: u64,
     /// The approved effect of the change.
     approved: Arc<ApprovedEffect>,
     records: u64,
@@ -156,9 +163,15 @@ impl LoggedRequest {
         if is_full { after.rate().part_of(was.rate()) } else { 0.0 }
     }
 
+    /// Whether it can never pass a limit.
+    fn is_above(&self, limit: &Limit) -> bool {
+        limit.amount() == 0 || self.cost > u64::from(limit.burst())
+    }
+
     /// Returns the minimum share that still passes, by the limits alone.
     fn by_limits(&self) -> f64 {
         let part = |under: &RuleSides| match (under.before, under.after) {
+            (_, Some(after)) if self.is_above(&after.limit) => 0.0,
             (Some(before), Some(after)) => after.rate().part_of(before.rate()),
             _ => 1.0,
         };
@@ -168,19 +181,20 @@ impl LoggedRequest {
 
 impl BackTest {
     pub(super) fn new(
-        (before, after): (RuleSet, RuleSet),
+        (before, after, version): (RuleSet, RuleSet, Option<String>),
         scope: ChangeScope,
         moments: Vec<u64>,
         sample_rate: f64,
         approved: Arc<ApprovedEffect>,
     ) -> Self {
         Self {
-            version: format!("r{}e", before.revision()),
+            version,
             before,
             after,
             moments,
             scope,
             sample_rate,
+            evidence_ms: 0,
             approved,
             records: 0,
             held: 0,
@@ -188,6 +202,12 @@ impl BackTest {
             seen: Vec::new(),
             later: Vec::new(),
         }
+    }
+
+    /// Requires that the records of a rule cover a time. On an idle server, an author could
+    /// otherwise make all of them at once.
+    pub(crate) fn requiring(self, evidence_ms: u64) -> Self {
+        Self { evidence_ms, ..self }
     }
 
     /// Takes the next record, in time order, and returns whether more are wanted.
@@ -220,7 +240,8 @@ impl BackTest {
         // The verdict of an emergency is not that of the rules.
         let is_as_ruled = record.replaced_by.is_empty()
             || before.iter().any(|found| found.terms.override_name == Some(record.replaced_by.as_str()));
-        let is_known = is_as_ruled && record.set_version.starts_with(&self.version);
+        let is_in_force = |version: &String| record.set_version.starts_with(version);
+        let is_known = is_as_ruled && self.version.as_ref().is_some_and(is_in_force);
         let later = (!self.moments.is_empty()).then(|| {
             let ended = self.ended(&before, &record.tenant, &dimensions);
             let is_known = is_known && self.is_same(&before, &ended);
@@ -336,7 +357,9 @@ impl BackTest {
             Err(why) => (Err(not_measured.unwrap_or(why)), false),
         };
         let leaves_less = self.approved.is_passed_by_halved(self.halved_unknown(&enough));
-        ChangeEffect::new(&self.scope, measured, unsure.as_ref()).beyond_if(is_beyond || leaves_less)
+        let is_wider = self.approved.is_passed_by_scope(&self.scope);
+        let is_beyond = is_beyond || leaves_less || is_wider;
+        ChangeEffect::new(&self.scope, measured, unsure.as_ref()).beyond_if(is_beyond)
     }
 
     /// Whether the measured effect clearly exceeds the approved one, in total or for one rule.
@@ -363,7 +386,11 @@ impl BackTest {
 
     fn enough(&self) -> SampleCoverage {
         let one_more = 1.0 / self.sample_rate.clamp(NEARLY_NOTHING, 1.0);
-        let mut enough = SampleCoverage { one_more, all: SampleCount::default(), rules: HashMap::new() };
+        // A replay that is full does not show how long the log is.
+        let is_full = self.records >= FULL_RECORDS || self.held >= HELD_MAX;
+        let evidence_ms = if is_full { 0 } else { self.evidence_ms };
+        let (all, rules) = (SampleCount::default(), HashMap::new());
+        let mut enough = SampleCoverage { one_more, evidence_ms, all, rules };
         for seen in &self.seen {
             enough.all.add(seen);
             for under in seen.under.iter().filter(|under| under.after.is_some()) {
@@ -479,7 +506,8 @@ fn streams(
     let mut keys = Keys::default();
     for seen in all.iter().filter(|seen| seen.is_drawn()) {
         for under in &seen.under {
-            if let Some(side) = side(under) {
+            // Requests above a limit charge nothing.
+            if let Some(side) = side(under).filter(|side| !seen.is_above(&side.limit)) {
                 let LoggedRequest { at_ms, drawn_from: from, cost, .. } = *seen;
                 let spent = seen.spent(under).filter(|_| under.is_same_key());
                 keys.note((under.rule, side.place), &SampledRecord { at_ms, from, cost, spent });
@@ -494,6 +522,8 @@ fn streams(
 struct SampleCoverage {
     /// Requests that one missing record would represent.
     one_more: f64,
+    /// Time that the records of a rule must cover.
+    evidence_ms: u64,
     all: SampleCount,
     rules: HashMap<u32, SampleCount>,
 }
@@ -506,11 +536,15 @@ struct SampleCount {
     passing: f64,
     /// Variance of the estimate.
     doubt: f64,
+    /// Times of the first and the last record.
+    window_ms: Option<(u64, u64)>,
 }
 
 impl SampleCount {
     fn add(&mut self, seen: &LoggedRequest) {
         self.records += 1;
+        let (first_ms, last_ms) = self.window_ms.unwrap_or((seen.at_ms, seen.at_ms));
+        self.window_ms = Some((first_ms.min(seen.at_ms), last_ms.max(seen.at_ms)));
         // Requests that other rules denied may pass these.
         if seen.passed() || !seen.is_known {
             self.passing += seen.drawn_from;
@@ -537,7 +571,13 @@ impl SampleCoverage {
     }
 
     fn of_rule(&self, rule: u32) -> Result<(), UnknownReason> {
-        self.rules.get(&rule).copied().unwrap_or_default().check(self.one_more)
+        let count = self.rules.get(&rule).copied().unwrap_or_default();
+        count.check(self.one_more)?;
+        let covered_ms = count.window_ms.map_or(0, |(first_ms, last_ms)| last_ms - first_ms);
+        if covered_ms >= self.evidence_ms {
+            return Ok(());
+        }
+        Err(UnknownReason::Short { records: count.records, covered_ms, evidence_ms: self.evidence_ms })
     }
 }
 
@@ -677,6 +717,9 @@ impl Model {
             let (own, flow) = match (recorded(under), side(under)) {
                 (Some(recorded), _) => (recorded, (0, 0)),
                 (None, None) => (true, (0, 0)),
+                // All requests behind the record have its cost. Unlogged ones of its key may cost
+                // less.
+                (None, Some(side)) if seen.is_above(&side.limit) => (false, (0, 0)),
                 (None, Some(side)) => {
                     let meter = self.advance(&side, seen.at_ms);
                     // A record that is not a sample represents one request.

@@ -14,13 +14,14 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tidegate_rules::Mode;
 use tidegate_rules::change::Operation;
 use tidegate_rules::pattern::Pattern;
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
+use tidegate_rules::{ADDRESS, AddressCover, Mode};
 
-use super::plan::{AFTER_ALL_MS, NOTHING_LEFT, NamedRules, RuleDiff};
-use super::rate::Rate;
+use super::plan::{AFTER_ALL_MS, NOTHING_LEFT, NamedRules, RuleDiff, Tightening};
+use super::rate::{LoweredRate, Rate};
+use super::security::{SECURITY_RAISE_MAX, Weakening, protects};
 
 /// Maximum number of keys of a rule that a change may halve one by one; more count as the whole
 /// rule. Higher: one person can deny more customers without a measurement. Lower: a few keys
@@ -62,14 +63,29 @@ impl TermsChange {
         }
     }
 
-    /// Returns the part of the passing requests left in the worst case, if half or less. Without
-    /// earlier enforcement that part is unknown, so nothing counts as left.
+    /// Returns the part of the passing requests left in the worst case, if an unknown traffic may
+    /// lose half or more. Without earlier enforcement that part is unknown, so nothing counts as
+    /// left.
     fn left(self) -> Option<f64> {
         let is = self.is.filter(|is| is.mode == Mode::Enforce)?;
         match self.was {
-            Some(KeyTerms { rate, mode: Mode::Enforce }) => is.rate.half_of(rate),
+            Some(KeyTerms { rate, mode: Mode::Enforce }) => is.rate.risky_part_of(rate),
             _ => Some(NOTHING_LEFT),
         }
+    }
+
+    /// Returns the lower limit of a key, if it was limited before.
+    fn lowered(self) -> Option<LoweredRate> {
+        let (was, is) = self.was.zip(self.is)?;
+        let are_enforced = was.mode == Mode::Enforce && is.mode == Mode::Enforce;
+        LoweredRate::new(was.rate, is.rate).filter(|_| are_enforced)
+    }
+
+    /// Whether a key of a security rule is lifted out of its limit.
+    fn is_lifted(self) -> bool {
+        let Some((was, is)) = self.was.zip(self.is) else { return false };
+        let is_free = is.mode == Mode::Shadow || is.rate.exceeds(was.rate, SECURITY_RAISE_MAX);
+        was.mode == Mode::Enforce && is_free
     }
 }
 
@@ -134,6 +150,22 @@ impl OverrideScope {
 
     fn terms(&self, set: &NamedRules<'_>) -> Option<KeyTerms> {
         self.terms_at(set, set.now_ms)
+    }
+
+    /// Returns the addresses that it blocks. Another part of the key with a value narrows it to few
+    /// requests.
+    fn blocked(&self, set: &NamedRules<'_>) -> AddressCover {
+        let mut cover = AddressCover::default();
+        let is_block = |terms: KeyTerms| terms.mode == Mode::Enforce && terms.rate.is_blocked();
+        let rule = set.rule(&self.rule).filter(|_| self.terms(set).is_some_and(is_block));
+        let parts: Vec<(bool, &Pattern)> = rule
+            .map(|rule| rule.key.iter().map(|name| **name == *ADDRESS).zip(&self.key).collect())
+            .unwrap_or_default();
+        if parts.iter().all(|(is_address, part)| *is_address || part.is_wild()) {
+            let addresses = parts.iter().filter(|(is_address, _)| *is_address);
+            addresses.for_each(|(_, part)| cover.add_pattern(part));
+        }
+        cover
     }
 }
 
@@ -260,19 +292,31 @@ impl<'s> ChangedOverrides<'s> {
             let turns = self.turns(old.as_ref(), new.as_ref());
             // Other keys or another time: a person must judge the result.
             let is_another = old.is_some() && new.is_some() && old != new;
+            let is_for_all = old.iter().chain(new).any(OverrideScope::may_be_for_all);
             if is_another || turns.iter().any(|turn| turn.is_tighter()) {
                 let left = turns.iter().filter_map(|turn| turn.left()).reduce(f64::min);
-                let is_for_all = old.iter().chain(new).any(OverrideScope::may_be_for_all);
+                let lowered = turns.iter().filter_map(|turn| turn.lowered());
+                let lowered = lowered.reduce(|a, b| if b.part() < a.part() { b } else { a });
                 for rule in &rules {
-                    found.note_tighter(rule, left.filter(|_| is_for_all));
+                    found.note_tighter(rule, Tightening { left: left.filter(|_| is_for_all), lowered });
                     keys.add(rule, left);
+                }
+                if let Some(over) = new {
+                    found.blocked.extend(&over.blocked(self.after));
+                }
+            }
+            let is_lifted = is_for_all && turns.iter().any(|turn| turn.is_lifted());
+            for rule in rules.iter().filter(|rule| self.before.rule(rule).is_some_and(protects)) {
+                found.is_of_security = true;
+                if is_lifted {
+                    found.note_weakened(rule, Weakening::Override);
                 }
             }
             found.touched.extend(rules.into_iter().cloned());
         }
         self.compare_heirs(found, &mut keys);
         for (rule, left) in keys.many() {
-            found.note_tighter(rule, Some(left));
+            found.note_tighter(rule, Tightening { left: Some(left), lowered: None });
         }
     }
 
@@ -282,8 +326,9 @@ impl<'s> ChangedOverrides<'s> {
         for over in self.heirs.iter() {
             let turn = self.turn(&over);
             if turn.is_tighter() {
-                let left = turn.left();
-                found.note_tighter(&over.rule, left.filter(|_| over.may_be_for_all()));
+                let (left, lowered) = (turn.left(), turn.lowered());
+                let tightening = Tightening { left: left.filter(|_| over.may_be_for_all()), lowered };
+                found.note_tighter(&over.rule, tightening);
                 keys.add(&over.rule, left);
                 found.touched.insert(over.rule);
             }
@@ -349,7 +394,7 @@ impl<'s> ChangedOverrides<'s> {
 }
 
 /// Returns the rule of an override from a validated body, without the other fields.
-fn rule_of(body: &str) -> Option<Cow<'_, str>> {
+pub(super) fn rule_of(body: &str) -> Option<Cow<'_, str>> {
     #[derive(Deserialize)]
     struct RuleField<'b> {
         #[serde(borrow)]

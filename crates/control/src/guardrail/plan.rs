@@ -6,13 +6,16 @@ use std::sync::Arc;
 use tidegate_core::Limit;
 use tidegate_rules::change::Operation;
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
-use tidegate_rules::{Mode, Problems, Regime, Rule, RuleSet};
+use tidegate_rules::{AddressCover, Mode, Problems, Regime, Rule, RuleSet};
 
 use super::UnknownReason;
+use super::addresses::blocked_by;
 use super::approval::ApprovedEffect;
 use super::back_test::BackTest;
+use super::earlier::AuthorHistory;
 use super::overrides::{ChangedOverrides, end_ms};
-use super::rate::Rate;
+use super::rate::{LoweredRate, Rate};
+use super::security::{Weakening, protects};
 
 /// Maximum number of moments at which a plan is evaluated: the earliest ends of overrides, and the
 /// time after all have ended. Higher: a plan takes longer, because it evaluates every request at
@@ -34,6 +37,9 @@ pub(crate) struct ChangePlan {
     scope: ChangeScope,
     /// Times at which other overrides apply than now; empty if none expires.
     moments: Vec<u64>,
+    /// Common prefix of the versions of `before` in decision records; `None` if it was not in
+    /// force.
+    version: Option<String>,
 }
 
 /// The rules that a change touches.
@@ -45,14 +51,25 @@ pub(crate) struct ChangeScope {
     pub(super) tighter: Arc<[TightenedRule]>,
     /// Overrides that the change removes, shortens or alters.
     pub(super) cut_short: Arc<HashSet<String>>,
+    /// The security rules that protect less than before.
+    pub(super) weakened: Arc<[(String, Weakening)]>,
+    /// Addresses that the change blocks, with those that its author blocks otherwise.
+    pub(super) blocked: AddressCover,
+    /// Whether it touches a security rule, perhaps by a small step.
+    is_of_security: bool,
+    /// When the first earlier change was made that is judged together with this one.
+    pub(super) since_ms: Option<u64>,
 }
 
 /// A rule that denies more than before, or may.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TightenedRule {
     pub(super) rule: String,
-    /// Part of the passing requests left in the worst case, if half or less.
+    /// Part of the passing requests left in the worst case, if an unknown traffic may lose half or
+    /// more.
     pub(super) left: Option<f64>,
+    /// The largest reduction of its limit, or of an override.
+    pub(super) lowered: Option<LoweredRate>,
     /// The reason why records cannot show its effect.
     pub(super) not_measured: Option<UnknownReason>,
     /// Whether there was no rule of this name before.
@@ -94,9 +111,23 @@ impl ChangeScope {
         u32::try_from(found).ok()
     }
 
-    /// Returns the rules that leave half of the passing requests or less, with that part.
+    /// Returns the rules that may leave half of the passing requests or less, with the part that
+    /// their limits leave.
     pub(super) fn halved(&self) -> impl Iterator<Item = (&TightenedRule, f64)> {
         self.tighter.iter().filter_map(|tighter| Some((tighter, tighter.left?)))
+    }
+
+    /// Returns the rule whose limit falls most.
+    pub(super) fn lowered(&self) -> Option<(&str, LoweredRate)> {
+        let lowered =
+            self.tighter.iter().filter_map(|tighter| Some((tighter.rule.as_str(), tighter.lowered?)));
+        lowered.min_by(|(_, a), (_, b)| a.part().total_cmp(&b.part()))
+    }
+
+    /// Whether the change may need consent together with earlier ones. Other changes only let more
+    /// pass that no security rule keeps out.
+    pub(crate) fn is_risky(&self) -> bool {
+        self.is_of_security || !(self.tighter.is_empty() && self.blocked.is_empty())
     }
 }
 
@@ -116,15 +147,41 @@ impl ChangePlan {
         let after = RuleSet::compile(&with(rule_rows, operations), placement, now_ms)?;
         after.with_emergencies(rule_rows.emergency_revision, &rule_rows.emergencies, now_ms)?;
         let before = in_force.with_emergencies(rule_rows.emergency_revision, &[], now_ms)?;
-        let found = compare((&before, &after), rule_rows, operations, now_ms);
-        let scope = ChangeScope {
-            tighter: found.tighter(&before, &after),
-            touched: found.touched.into_iter().collect(),
-            cut_short: Arc::new(found.cut_short),
-        };
-        let has_ends = before.has_ends() || after.has_ends();
-        let moments = if has_ends { moments(operations, now_ms) } else { Vec::new() };
-        Ok(Self { before, after, scope, moments })
+        let version = Some(format!("r{}e", before.revision()));
+        let scope = compare((&before, &after), rule_rows, operations, now_ms).scope(&before, &after);
+        let moments = moments((&before, &after), operations, now_ms);
+        Ok(Self { before, after, scope, moments, version })
+    }
+
+    /// Returns the same change together with the earlier changes of its author; `None` if there are
+    /// none, or if this change only lets more pass: then it adds nothing to them.
+    pub(crate) fn with_earlier(
+        &self,
+        history: &AuthorHistory,
+        rule_rows: &RuleRows,
+        operations: &[Operation],
+        now_ms: u64,
+    ) -> Result<Option<Self>, Problems> {
+        let since_ms = history.first_ms();
+        if since_ms.is_none() || !self.scope.is_risky() {
+            return Ok(None);
+        }
+        let earlier = history.rule_rows(rule_rows);
+        let operations = history.operations(&earlier, rule_rows, operations);
+        let before = RuleSet::compile(&earlier, self.before.placement(), now_ms)?;
+        // The set is shared, and not compiled again.
+        let after = self.after.with_emergencies(rule_rows.emergency_revision, &[], now_ms)?;
+        let found = compare((&before, &after), &earlier, &operations, now_ms);
+        let scope = ChangeScope { since_ms, ..found.scope(&self.before, &after) };
+        let moments = moments((&before, &after), &operations, now_ms);
+        Ok(Some(Self { before, after, scope, moments, version: None }))
+    }
+
+    /// Adds addresses that the author blocks otherwise, if the change blocks some.
+    pub(crate) fn add_blocks(&mut self, blocked: &AddressCover) {
+        if !self.scope.blocked.is_empty() {
+            self.scope.blocked.extend(blocked);
+        }
     }
 
     /// The planned rules.
@@ -140,13 +197,17 @@ impl ChangePlan {
     /// Starts the back-test, for a log with this sample rate, and compares with the approved
     /// effect.
     pub(crate) fn begin(self, sample_rate: f64, approved: Arc<ApprovedEffect>) -> BackTest {
-        BackTest::new((self.before, self.after), self.scope, self.moments, sample_rate, approved)
+        let sets = (self.before, self.after, self.version);
+        BackTest::new(sets, self.scope, self.moments, sample_rate, approved)
     }
 }
 
 /// Returns when overrides that a change puts end, in order, and when all have ended, also those
-/// that were there.
-fn moments(operations: &[Operation], now_ms: u64) -> Vec<u64> {
+/// that were there. Empty if no override expires.
+fn moments((before, after): (&RuleSet, &RuleSet), operations: &[Operation], now_ms: u64) -> Vec<u64> {
+    if !(before.has_ends() || after.has_ends()) {
+        return Vec::new();
+    }
     let puts = operations.iter().filter(|operation| operation.row().0 == RowKind::Override);
     let ends = puts.filter_map(Operation::body).filter_map(end_ms).filter(|end_ms| *end_ms > now_ms);
     let ends: BTreeSet<u64> = ends.collect();
@@ -177,27 +238,64 @@ pub(super) struct RuleDiff {
     counted_otherwise: HashSet<String>,
     /// Rules that did not exist before.
     new: HashSet<String>,
-    /// Rules that deny more than before, or may, with the part left if it is half or less.
-    tighter: BTreeMap<String, Option<f64>>,
+    /// Rules that deny more than before, or may.
+    tighter: BTreeMap<String, Tightening>,
+    /// Security rules that protect less than before.
+    weakened: BTreeMap<String, Weakening>,
+    /// Whether a security rule is touched.
+    pub(super) is_of_security: bool,
+    /// Addresses that the change blocks.
+    pub(super) blocked: AddressCover,
+}
+
+/// The worst case of a rule that denies more than before, or may.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tightening {
+    /// Part of the passing requests left, if an unknown traffic may lose half or more.
+    pub(super) left: Option<f64>,
+    /// The reduction of a limit.
+    pub(super) lowered: Option<LoweredRate>,
 }
 
 impl RuleDiff {
-    pub(super) fn note_tighter(&mut self, rule: &str, left: Option<f64>) {
+    pub(super) fn note_tighter(&mut self, rule: &str, tightening: Tightening) {
         let known = self.tighter.entry(rule.to_owned()).or_default();
-        *known = known.iter().copied().chain(left).reduce(f64::min);
+        known.left = known.left.into_iter().chain(tightening.left).reduce(f64::min);
+        let lowered = known.lowered.into_iter().chain(tightening.lowered);
+        known.lowered = lowered.reduce(|a, b| if b.part() < a.part() { b } else { a });
     }
 
-    fn tighter(&self, before: &RuleSet, after: &RuleSet) -> Arc<[TightenedRule]> {
+    /// The first weakening of a rule stays: that of the rule itself.
+    pub(super) fn note_weakened(&mut self, rule: &str, weakening: Weakening) {
+        self.weakened.entry(rule.to_owned()).or_insert(weakening);
+    }
+
+    /// Returns the scope of the change. Decision records have the dimensions that the rules in
+    /// force use.
+    fn scope(self, in_force: &RuleSet, after: &RuleSet) -> ChangeScope {
+        ChangeScope {
+            tighter: self.tighter(in_force, after),
+            touched: self.touched.into_iter().collect(),
+            cut_short: Arc::new(self.cut_short),
+            weakened: self.weakened.into_iter().collect(),
+            blocked: self.blocked,
+            is_of_security: self.is_of_security,
+            since_ms: None,
+        }
+    }
+
+    fn tighter(&self, in_force: &RuleSet, after: &RuleSet) -> Arc<[TightenedRule]> {
         if self.tighter.is_empty() {
             return Arc::default();
         }
-        let logged = LoggedDimensions::new(before);
+        let logged = LoggedDimensions::new(in_force);
         let rules = after.rules().iter().filter(|rule| self.tighter.contains_key(&*rule.name));
         let not_logged: HashMap<&str, &str> =
             rules.filter_map(|rule| Some((&*rule.name, logged.lacks(rule)?))).collect();
-        let of = |(rule, left): (&String, &Option<f64>)| TightenedRule {
+        let of = |(rule, tightening): (&String, &Tightening)| TightenedRule {
             rule: rule.clone(),
-            left: *left,
+            left: tightening.left,
+            lowered: tightening.lowered,
             not_measured: not_logged
                 .get(rule.as_str())
                 .map(|name| UnknownReason::NotLogged((*name).to_owned()))
@@ -262,7 +360,7 @@ impl<'s> NamedRules<'s> {
         Self { set, positions, now_ms }
     }
 
-    fn rule(&self, name: &str) -> Option<&'s Rule> {
+    pub(super) fn rule(&self, name: &str) -> Option<&'s Rule> {
         self.set.rules().get(*self.positions.get(name)?)
     }
 
@@ -279,6 +377,7 @@ fn compare_rules(before: &NamedRules<'_>, after: &NamedRules<'_>, found: &mut Ru
             continue;
         }
         found.touched.insert(name.to_owned());
+        found.is_of_security |= known.is_some_and(protects);
         if known.is_none() {
             found.new.insert(name.to_owned());
         }
@@ -286,11 +385,22 @@ fn compare_rules(before: &NamedRules<'_>, after: &NamedRules<'_>, found: &mut Ru
             found.counted_otherwise.insert(name.to_owned());
         }
         if is_tighter(known, rule) {
-            found.note_tighter(name, left(known, rule));
+            found.note_tighter(name, Tightening { left: left(known, rule), lowered: lowered(known, rule) });
+        }
+        if let Some(weakening) = known.and_then(|known| Weakening::of(known, Some(rule))) {
+            found.note_weakened(name, weakening);
+        }
+        if let Some(blocked) = blocked_by(rule).filter(|is| known.and_then(blocked_by).as_ref() != Some(is)) {
+            found.blocked.extend(&blocked);
         }
     }
-    let gone = before.rules().filter(|(name, _)| after.rule(name).is_none());
-    found.touched.extend(gone.map(|(name, _)| name.to_owned()));
+    for (name, gone) in before.rules().filter(|(name, _)| after.rule(name).is_none()) {
+        found.touched.insert(name.to_owned());
+        found.is_of_security |= protects(gone);
+        if let Some(weakening) = Weakening::of(gone, None) {
+            found.note_weakened(name, weakening);
+        }
+    }
 }
 
 /// Returns rule rows after a change, without emergencies.
@@ -316,15 +426,21 @@ fn is_same(a: &Rule, b: &Rule) -> bool {
     *a == Rule { version: a.version, ..b.clone() }
 }
 
-/// Returns the part left in the worst case of the requests that pass a stricter rule, if half or
-/// less.
+/// Returns the part left in the worst case of the requests that pass a stricter rule, if an unknown
+/// traffic may lose half or more.
 fn left(before: Option<&Rule>, after: &Rule) -> Option<f64> {
     match before.filter(|before| before.mode == Mode::Enforce) {
         Some(before) if !reaches_others(before, after) => {
-            Rate::of(&after.limit).half_of(Rate::of(&before.limit))
+            Rate::of(&after.limit).risky_part_of(Rate::of(&before.limit))
         }
         _ => Some(NOTHING_LEFT),
     }
+}
+
+/// Returns the reduction of the limit of a rule that was enforced before.
+fn lowered(before: Option<&Rule>, after: &Rule) -> Option<LoweredRate> {
+    let before = before.filter(|before| before.mode == Mode::Enforce)?;
+    LoweredRate::new(Rate::of(&before.limit), Rate::of(&after.limit))
 }
 
 /// Whether a rule may deny requests that it did not deny before.

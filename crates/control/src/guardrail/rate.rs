@@ -15,7 +15,7 @@ impl Rate {
         Self { amount: limit.amount(), burst: limit.burst(), period_us: limit.period_us().max(1) }
     }
 
-    fn is_blocked(self) -> bool {
+    pub(super) fn is_blocked(self) -> bool {
         self.amount == 0
     }
 
@@ -36,10 +36,35 @@ impl Rate {
             || !self.is_blocked() && self.burst >= other.burst && self.product(other) >= other.product(self)
     }
 
-    /// Returns the part of another limit's traffic that still passes, if it is half or less, of
-    /// bursts or in the long run.
-    pub(super) fn half_of(self, other: Self) -> Option<f64> {
-        self.is_half_of(other).then(|| self.part_of(other))
+    /// Returns the part of another limit's traffic that still passes, if an unknown traffic may
+    /// lose half or more: half of the limit or less is left, of bursts or in the long run, or the
+    /// burst is lower. Requests may cost as much as the burst, and those would all be denied.
+    pub(super) fn risky_part_of(self, other: Self) -> Option<f64> {
+        let is_risky = self.is_half_of(other) || !other.is_blocked() && self.burst < other.burst;
+        is_risky.then(|| self.part_of(other))
+    }
+
+    /// Whether this rate passes more than so many times another one, of bursts or in the long run.
+    pub(super) fn exceeds(self, other: Self, times: u32) -> bool {
+        let times_more = |is: u128, was: u128| is > was.saturating_mul(u128::from(times));
+        !self.is_blocked()
+            && (other.is_blocked()
+                || times_more(self.product(other), other.product(self))
+                || times_more(self.burst.into(), other.burst.into()))
+    }
+
+    /// Describes the change from this limit to another one.
+    pub(super) fn to_words(self, other: Self) -> String {
+        let seconds = |rate: Self| as_real(rate.period_us) / 1_000_000.0;
+        let number = |number: u32| grouped(number.into());
+        if self.period_us != other.period_us {
+            let words = |rate: Self| format!("{} per {} s", number(rate.amount), seconds(rate));
+            format!("from {} to {}", words(self), words(other))
+        } else if self.amount == other.amount {
+            format!("from a burst of {} to {}", number(self.burst), number(other.burst))
+        } else {
+            format!("from {} to {}", number(self.amount), number(other.amount))
+        }
     }
 
     fn is_half_of(self, other: Self) -> bool {
@@ -66,6 +91,45 @@ impl Rate {
     fn product(self, other: Self) -> u128 {
         u128::from(self.amount) * u128::from(other.period_us)
     }
+}
+
+/// A limit that a change lowers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct LoweredRate {
+    from: Rate,
+    to: Rate,
+}
+
+impl LoweredRate {
+    /// `None` if the limit passes all that it passed before.
+    pub(super) fn new(from: Rate, to: Rate) -> Option<Self> {
+        (!to.covers(from)).then_some(Self { from, to })
+    }
+
+    /// Returns the part that is left of a fully used limit.
+    pub(super) fn part(self) -> f64 {
+        self.to.part_of(self.from)
+    }
+
+    /// Describes the change of a rule, with the time of the first change, if that is an earlier
+    /// one.
+    pub(super) fn words(self, rule: &str, since: &str) -> String {
+        let (change, percent) = (self.from.to_words(self.to), 100.0 * (1.0 - self.part()));
+        format!("lowers rule {rule:?} {change}{since}, by {percent:.1} %")
+    }
+}
+
+/// Writes a number with commas between its thousands.
+pub(super) fn grouped(number: u128) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shares are told to a tenth of a percent")]
@@ -104,5 +168,52 @@ mod tests {
             assert_eq!(other.is_half_of(is), half, "{other:?}");
         }
         assert!(!is.is_half_of(per_minute(0, 99)), "there is nothing to halve");
+    }
+
+    #[test]
+    fn lower_burst_is_risky_because_costs_are_unknown() {
+        let is = per_minute(10, 10);
+        for (other, part) in [
+            (per_minute(10, 9), Some(0.9)),
+            (per_minute(6, 10), None),
+            (per_minute(5, 10), Some(0.5)),
+            (per_minute(99, 9), Some(0.9)),
+            (per_minute(10, 10), None),
+        ] {
+            assert_eq!(other.risky_part_of(is), part, "{other:?}");
+        }
+        assert_eq!(is.risky_part_of(per_minute(0, 99)), None, "there is nothing to lose");
+    }
+
+    #[test]
+    fn limit_exceeds_another_by_rate_or_burst() {
+        let is = per_minute(10, 10);
+        for (other, exceeds) in [
+            (per_minute(20, 20), false),
+            (per_minute(21, 10), true),
+            (per_minute(10, 21), true),
+            (per_minute(0, 99), false),
+            (Rate { period_us: 20_000_000, ..is }, true),
+        ] {
+            assert_eq!(other.exceeds(is, 2), exceeds, "{other:?}");
+        }
+        assert!(is.exceeds(per_minute(0, 10), 2), "a block is lifted");
+    }
+
+    #[test]
+    fn lowered_limit_is_described_with_its_numbers() {
+        let words = |from: Rate, to: Rate| LoweredRate::new(from, to).map(|lowered| lowered.words("api", ""));
+        for (from, to, expected) in [
+            (per_minute(1_000, 1_000), per_minute(2, 2), Some("from 1,000 to 2, by 99.8 %")),
+            (per_minute(10, 100), per_minute(10, 59), Some("from a burst of 100 to 59, by 41.0 %")),
+            (
+                per_minute(1_200, 9),
+                Rate { period_us: 120_000_000, ..per_minute(1_200, 9) },
+                Some("from 1,200 per 60 s to 1,200 per 120 s, by 50.0 %"),
+            ),
+            (per_minute(10, 10), per_minute(10, 10), None),
+        ] {
+            assert_eq!(words(from, to), expected.map(|change| format!("lowers rule \"api\" {change}")));
+        }
     }
 }

@@ -4,6 +4,7 @@ mod approval;
 mod endings;
 mod estimate;
 mod heirs;
+mod series;
 
 use std::sync::Arc;
 
@@ -107,8 +108,10 @@ fn newly_denied_share_determines_the_needed_consent() {
 fn unmeasured_change_needs_the_consent_of_its_worst_case() {
     let of = |operation: Operation| effect(&[operation], 99);
     let rule = |body: &str| of(put(RowKind::Rule, "a", body)).needs;
-    assert_eq!(rule(&limit(99, "")), ChangeNeeds::Confirmation);
-    assert_eq!(rule(&limit(100, r#","burst":99"#)), ChangeNeeds::Confirmation);
+    assert_eq!(rule(&limit(99, r#","burst":100"#)), ChangeNeeds::Confirmation);
+    // Requests may cost as much as the burst, so any lower one may deny all of them.
+    assert_eq!(rule(&limit(99, "")), ChangeNeeds::Approver);
+    assert_eq!(rule(&limit(100, r#","burst":99"#)), ChangeNeeds::Approver);
     assert_eq!(rule(&limit(100, r#","regime":"share""#)), ChangeNeeds::Confirmation, "only a part is left");
     assert_eq!(
         rule(&limit(100, r#","class":"security""#)),
@@ -127,7 +130,8 @@ fn unmeasured_change_needs_the_consent_of_its_worst_case() {
     assert_eq!(rule(&limit(100, r#","tenant":"acme""#)), ChangeNeeds::Nothing, "some of those before");
     assert_eq!(of(put(RowKind::Rule, "new", &limit(1, r#","mode":"shadow""#))).needs, ChangeNeeds::Nothing);
     // Half of the limit or less counts like half of the passing requests.
-    assert_eq!(rule(&limit(51, "")), ChangeNeeds::Confirmation);
+    assert_eq!(rule(&limit(51, r#","burst":100"#)), ChangeNeeds::Confirmation);
+    assert_eq!(rule(&limit(50, r#","burst":100"#)), ChangeNeeds::Approver);
     assert_eq!([50, 1, 0].map(|amount| rule(&limit(amount, ""))), [ChangeNeeds::Approver; 3]);
     assert_eq!(rule(&limit(100, r#","burst":50"#)), ChangeNeeds::Approver);
     assert_eq!(rule(r#"{"key":["user"],"limit":100,"period":"2h"}"#), ChangeNeeds::Approver);
@@ -246,9 +250,10 @@ fn stricter_new_override_needs_consent() {
         (r#""key":["u"],"limit":0,"mode":"shadow""#, ChangeNeeds::Nothing),
         (r#""key":["u"],"limit":150,"period":"2h""#, ChangeNeeds::Confirmation),
         (r#""key":["u"],"limit":1000,"burst":1"#, ChangeNeeds::Confirmation),
-        (r#""key":["u*"],"limit":99"#, ChangeNeeds::Confirmation),
+        (r#""key":["u*"],"limit":99,"burst":100"#, ChangeNeeds::Confirmation),
+        (r#""key":["u*"],"limit":99"#, ChangeNeeds::Approver),
         (r#""key":["u*"],"limit":50"#, ChangeNeeds::Approver),
-        (r#""key":["*"],"limit":51"#, ChangeNeeds::Confirmation),
+        (r#""key":["*"],"limit":51,"burst":100"#, ChangeNeeds::Confirmation),
         (r#""key":["*"],"limit":50"#, ChangeNeeds::Approver),
     ] {
         assert_eq!(new(&[], fields), needs, "{fields}");
@@ -259,7 +264,8 @@ fn stricter_new_override_needs_consent() {
         (r#""key":["u"],"limit":499"#, ChangeNeeds::Confirmation),
         (r#""key":["u"],"limit":500"#, ChangeNeeds::Nothing),
         (r#""key":["v"],"limit":100"#, ChangeNeeds::Nothing),
-        (r#""key":["*u"],"limit":499"#, ChangeNeeds::Confirmation),
+        (r#""key":["*u"],"limit":499,"burst":500"#, ChangeNeeds::Confirmation),
+        (r#""key":["*u"],"limit":499"#, ChangeNeeds::Approver),
         (r#""key":["*u"],"limit":500"#, ChangeNeeds::Nothing),
         (r#""key":["*u"],"limit":250"#, ChangeNeeds::Approver),
         // A more specific override keeps its keys, unless the new one has priority.
@@ -297,7 +303,8 @@ fn stricter_change_or_removal_of_an_override_needs_consent() {
     // For many keys, which may be all that there are.
     assert_eq!(gone(r#""key":["*"],"limit":500"#), ChangeNeeds::Approver);
     assert_eq!(gone(r#""key":["u*"],"limit":200"#), ChangeNeeds::Approver);
-    assert_eq!(gone(r#""key":["u*"],"limit":199"#), ChangeNeeds::Confirmation);
+    assert_eq!(gone(r#""key":["u*"],"limit":199"#), ChangeNeeds::Approver);
+    assert_eq!(gone(r#""key":["u*"],"limit":199,"burst":100"#), ChangeNeeds::Confirmation);
     assert_eq!(gone(r#""key":["u*"],"limit":200,"tenant":"acme""#), ChangeNeeds::Approver);
     assert_eq!(
         gone(r#""key":["*"],"limit":1,"mode":"shadow""#),
@@ -321,8 +328,8 @@ fn removed_wide_override_needs_consent_by_the_limits_behind_it() {
     );
     let changed = |fields: &str| unmeasured(&there, put(RowKind::Override, "o", &over(fields)));
     for (fields, needs) in [
-        (r#""key":["*"],"limit":251,"priority":2"#, ChangeNeeds::Confirmation),
-        (r#""key":["*"],"limit":250,"priority":2"#, ChangeNeeds::Approver),
+        (r#""key":["*"],"limit":251,"burst":500,"priority":2"#, ChangeNeeds::Confirmation),
+        (r#""key":["*"],"limit":250,"burst":500,"priority":2"#, ChangeNeeds::Approver),
         (r#""key":["b*"],"limit":500,"priority":2"#, ChangeNeeds::Approver),
         (r#""key":["*"],"limit":500,"priority":2,"tenant":"acme""#, ChangeNeeds::Approver),
         (r#""key":["*"],"limit":500,"priority":2,"expires":1900000000000"#, ChangeNeeds::Approver),
@@ -410,7 +417,7 @@ fn measurement_of_one_rule_does_not_cover_another() {
     let both =
         |amount: u32| [put(RowKind::Rule, "a", &limit(amount, "")), put(RowKind::Rule, "b", &by_team(101))];
     let few = of_two(&both(99), (99, 20_000));
-    assert_eq!(few.needs, ChangeNeeds::Confirmation, "{}", few.because);
+    assert_eq!(few.needs, ChangeNeeds::Approver, "{}", few.because);
     assert!(
         few.because.contains("of rule \"a\" there is nothing to measure: the log has 99"),
         "{}",
@@ -524,7 +531,7 @@ fn denials_do_not_count_towards_the_measured_passes() {
     let is_measured = |(passed, count): (u64, u64)| {
         let lowered = [put(RowKind::Rule, "a", &limit(60, ""))];
         let effect = from_log(&lowered, 0.001, strangers(passed).chain(denied(count)));
-        assert!(effect.measured.is_some() || effect.needs == ChangeNeeds::Confirmation, "{}", effect.because);
+        assert!(effect.measured.is_some() || effect.needs == ChangeNeeds::Approver, "{}", effect.because);
         effect.measured.is_some()
     };
     // Thousands may have passed, and it is their part that counts.
@@ -637,10 +644,7 @@ fn unreadable_log_is_reported_and_needs_consent() {
         );
         effect.needs
     };
-    assert_eq!(
-        [60, 50, 0].map(unread),
-        [ChangeNeeds::Confirmation, ChangeNeeds::Approver, ChangeNeeds::Approver]
-    );
+    assert_eq!([60, 50, 0].map(unread), [ChangeNeeds::Approver; 3]);
 }
 
 #[test]

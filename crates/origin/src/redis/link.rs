@@ -12,6 +12,7 @@ use tidegate_core::Backoff;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::certificate::ca_as_server_certificate;
 use super::config::{ConnectionSource, RedisConfig, Servers, sentinel_builder};
 
 /// A connection that is made again whenever it breaks.
@@ -185,7 +186,16 @@ impl Reconnector {
             let advice = if self.uses_tls { NO_TLS } else { "" };
             return Err(format!("cannot connect: no reply within {:?}{advice}", self.time_max));
         };
-        connected.map_err(|error| format!("cannot connect: {error}{}", advice(&error, self.uses_tls)))
+        connected.map_err(|error| describe(&error, self.uses_tls))
+    }
+}
+
+/// Describes a failure to connect, with advice for the usual causes.
+fn describe(error: &RedisError, uses_tls: bool) -> String {
+    let text = error.to_string();
+    match ca_as_server_certificate(&text) {
+        Some(remedy) => format!("cannot connect: {remedy} by `origin_ca`"),
+        None => format!("cannot connect: {text}{}", advice(error, uses_tls)),
     }
 }
 
@@ -235,6 +245,18 @@ mod tests {
     use std::io;
 
     use super::*;
+
+    #[test]
+    fn ca_certificate_of_a_store_is_explained_instead_of_quoted() {
+        let cause = "invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))";
+        let error = RedisError::from(io::Error::new(io::ErrorKind::InvalidData, cause));
+        let text = describe(&error, true);
+        assert!(
+            text.contains("is a CA certificate") && text.ends_with("trust cert.pem by `origin_ca`"),
+            "{text}"
+        );
+        assert!(!text.contains("OtherError"), "{text}");
+    }
 
     #[test]
     fn advice_names_the_password_and_the_scheme() {

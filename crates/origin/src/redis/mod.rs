@@ -16,6 +16,7 @@
 //! The origin trusts its store: a client that may write to it may grant anything. Connect to it
 //! over TLS, or over a private network.
 
+mod certificate;
 mod config;
 #[cfg(test)]
 mod equality;
@@ -31,6 +32,7 @@ use redis::{ErrorKind, FromRedisValue, RedisError, RedisResult, ServerErrorKind}
 use tidegate_core::origin::{Call, CallReply, MergeReply, MergeRequest, RoundReply, RoundRequest};
 use tokio::sync::Semaphore;
 
+pub use certificate::ca_as_server_certificate;
 pub use config::{RedisCertificates, RedisConfig, Servers};
 
 use crate::{LeaseReply, LeaseRequest, Origin, OriginError, OriginFuture, PARTITIONS, ProbeReply};

@@ -7,6 +7,7 @@ use tidegate_core::Limit;
 use toml::Value;
 
 use super::{OrderedRules, RowPlace, each_body};
+use crate::expiry::read_expiry;
 use crate::fields::{
     Fields, kind_of, read_instant, read_name, read_namespace_text, read_patterns, read_period, read_text,
 };
@@ -27,7 +28,7 @@ const NAMESPACE_FIELDS: &[&str] =
     &["name", "namespace", "identifier", "tenant", "limit", "period", "expires"];
 
 /// The version of a namespace override in a file.
-pub(crate) const FILE_VERSION: u32 = 1;
+const FILE_VERSION: u32 = 1;
 
 /// Compiles the rows of a store that are overrides of namespaces. Other rows are left out.
 pub(crate) fn namespace_overrides(rows: &[RuleRow], now_ms: u64) -> Result<NamespaceOverrides, Problems> {
@@ -131,6 +132,21 @@ fn read_whole_milliseconds(value: Value) -> Result<Duration, String> {
 }
 
 impl OrderedRules {
+    /// Takes an override of a rules file. It may have ended, because a file must stay valid when
+    /// one of its overrides ends.
+    pub(crate) fn take_file_override(&mut self, place: &RowPlace<'_>, mut row: Value) {
+        if let Value::Table(table) = &mut row
+            && let Some(value) = table.remove("expires")
+        {
+            match read_expiry(&value) {
+                Ok(at_ms) => drop(table.insert("expires".to_owned(), at_ms.into())),
+                Err(problem) => self.problems.of_row(place, vec![format!(".expires: {problem}")]),
+            }
+        }
+        // Time 0, so that no override has expired: each lookup checks the expiry.
+        self.take_override(place, row, FILE_VERSION, 0);
+    }
+
     /// Takes an override, unless it ended before `now_ms`. The version is that of its row.
     pub(crate) fn take_override(&mut self, place: &RowPlace<'_>, row: Value, version: u32, now_ms: u64) {
         if is_of_namespace(&row) {
@@ -238,14 +254,18 @@ mod tests {
     fn a_file_holds_overrides_of_rules_and_of_namespaces() {
         let text = format!(
             "{RULE}[[overrides]]\nname='o'\nrule='r'\nkey=['a']\nlimit=2\n[[overrides]]\nname='n'\n\
-             namespace='emails'\nidentifier='vip-*'\nlimit=500\nperiod='1m'\nexpires=7\n"
+             namespace='emails'\nidentifier='vip-*'\nlimit=500\nperiod='1m'\nexpires=2027-01-01T00:00:00Z\n"
         );
         let set = RuleSet::parse(&text).expect("a good file");
         assert_eq!((set.overrides(), set.wildcards()), (2, 1));
-        let found = set.namespace_override("acme", "emails", "vip-1", 6).expect("it applies");
+        let found = set.namespace_override("acme", "emails", "vip-1", 1_798_761_599_999).expect("it applies");
         assert_eq!((found.name, found.limit, found.period_ms), ("n", 500, 60_000));
         assert_eq!((found.version, found.is_of_tenant), (FILE_VERSION, false));
-        assert_eq!(set.namespace_override("acme", "emails", "vip-1", 7), None, "it has expired");
+        assert_eq!(
+            set.namespace_override("acme", "emails", "vip-1", 1_798_761_600_000),
+            None,
+            "it has expired"
+        );
         assert_eq!(set.namespace_override("acme", "r", "a", 0), None, "that is a rule");
     }
 
@@ -254,6 +274,11 @@ mod tests {
         let long = format!("namespace='{}'", "n".repeat(513));
         let cases = [
             ("limit=-1", ".limit: -1 is outside 0 to 4294967295"),
+            (
+                "expires=1798761600",
+                ".expires: 1798761600 is outside 1000000000000 to 253402300799999: expected milliseconds \
+                 since the Unix epoch (1798761600000) or RFC 3339 (2027-01-01T00:00:00Z)",
+            ),
             (
                 "period='999ms'",
                 ".period: 999ms is not a whole number of milliseconds from 1000 to 31622400000",

@@ -174,7 +174,7 @@ impl RuleIndex {
     /// tenant's.
     pub(crate) fn candidates(&self, tenant: &str, request: &Dimensions<'_>) -> Candidates {
         let mut found = Candidates::new();
-        for (dimension, value) in request.pairs() {
+        for (dimension, value) in request.compared() {
             if is_among(&self.everyone_by, dimension) {
                 self.find(hash(&self.hasher, None, dimension, value), &mut found);
             }
@@ -317,7 +317,7 @@ impl UnindexedRules {
         if self.facets.is_empty() {
             return;
         }
-        for (dimension, value) in request.pairs() {
+        for (dimension, value) in request.compared() {
             let at = self.facets.binary_search_by(|facet| (*facet.dimension).cmp(dimension));
             if let Some(facet) = at.ok().map(|at| &self.facets[at]) {
                 facet.beginnings.each_beginning(value, |at| found.push(at));

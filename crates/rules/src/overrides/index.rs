@@ -343,12 +343,13 @@ impl OverrideIndex {
     }
 
     /// The override that applies to a key of a target: the exact one of the tenant, the exact one
-    /// for every tenant, or the first wildcard in order that matches.
+    /// for every tenant, or the first wildcard in order that matches. The key may have several
+    /// forms, as one with a credential.
     pub(crate) fn find(
         &self,
         (target, kinds): (u32, OverrideKinds),
         tenant: &str,
-        key: &[&str],
+        keys: &[&[&str]],
         now_ms: u64,
     ) -> Option<OverrideMatch<'_>> {
         if kinds == OverrideKinds::default() {
@@ -356,12 +357,12 @@ impl OverrideIndex {
         }
         let tenant = if self.tenants.is_empty() { None } else { self.tenants.get(tenant).copied() };
         let own = tenant.filter(|_| kinds.has(OverrideKinds::EXACT_OF_TENANT));
-        let own = own.and_then(|tenant| self.exact(target, Some(tenant), key, now_ms));
-        let exact =
-            || kinds.has(OverrideKinds::EXACT).then(|| self.exact(target, None, key, now_ms)).flatten();
-        let wild =
-            || kinds.has(OverrideKinds::WILD).then(|| self.wildcard(target, tenant, key, now_ms)).flatten();
-        let (_, row) = own.or_else(exact).or_else(wild)?;
+        let exact = |tenant| keys.iter().find_map(|key| self.exact(target, tenant, key, now_ms));
+        let own = own.and_then(|tenant| exact(Some(tenant)));
+        let of_all = || kinds.has(OverrideKinds::EXACT).then(|| exact(None)).flatten();
+        let first_wild = || keys.iter().find_map(|key| self.wildcard(target, tenant, key, now_ms));
+        let wild = || kinds.has(OverrideKinds::WILD).then(first_wild).flatten();
+        let (_, row) = own.or_else(of_all).or_else(wild)?;
         let (limit, mode) = self.effects[row.effect as usize];
         Some(OverrideMatch { name: row.name, limit, mode })
     }

@@ -7,8 +7,9 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use sqlx::AssertSqlSafe;
 
-use super::database::{Cells, Transaction, Value};
+use super::database::{Cells, Value};
 use super::overrides::NamespaceColumns;
+use super::transaction::Transaction;
 use super::write_transaction::WriteTransaction;
 use super::{ApplyConditions, Attribution, CheckedRevision, RowConflict, Store, StoreError, StoreRevisions};
 use crate::audit::hexadecimal;
@@ -135,7 +136,12 @@ impl Store {
         let (state, needs) =
             (Value::Text(ChangeState::Waiting.word()), Value::Text(ChangeNeeds::Approver.word()));
         writing.transaction.execute(wait, &[Value::Number(id), state, needs, Value::Text(effect)]).await?;
-        writing.note("change.wait", &json!({ "change": id, "needs": ChangeNeeds::Approver.word() })).await?;
+        let detail = json!({
+            "change": id,
+            "needs": ChangeNeeds::Approver.word(),
+            "effect_sha256": effect_digest(Some(effect)),
+        });
+        writing.note("change.wait", &detail).await?;
         self.commit_change(writing, id).await
     }
 
@@ -227,6 +233,7 @@ impl WriteTransaction<'_> {
             "reason": proposal.reason,
             "needs": needs.word(),
             "operations_sha256": hexadecimal(&Sha256::digest(&operations)),
+            "effect_sha256": effect_digest(proposal.effect.as_deref()),
             "undoes": proposal.undoes,
         });
         self.note("change.propose", &detail).await?;
@@ -311,6 +318,12 @@ impl WriteTransaction<'_> {
         let text = operations_text(&mut self.transaction, id).await?;
         Ok(hexadecimal(&Sha256::digest(text)))
     }
+}
+
+/// Returns the digest that ties the audit to the effect which approvers see. No effect is an empty
+/// text, which is no JSON.
+fn effect_digest(effect: Option<&str>) -> String {
+    hexadecimal(&Sha256::digest(effect.unwrap_or_default()))
 }
 
 fn check_ready(change: &Change, confirmed: bool) -> Result<(), StoreError> {

@@ -58,9 +58,15 @@ impl Store {
         ];
         writing.transaction.execute(put, &values).await?;
         writing.note_maker(&new.name).await?;
-        let Credential { hash, name, tenant, role, expires_ms, .. } = new;
-        let detail =
-            json!({ "hash": hash, "name": name, "tenant": tenant, "role": role, "expires_ms": expires_ms });
+        let Credential { hash, name, tenant, role, created_ms, expires_ms } = new;
+        let detail = json!({
+            "hash": hash,
+            "name": name,
+            "tenant": tenant,
+            "role": role,
+            "created_ms": created_ms,
+            "expires_ms": expires_ms,
+        });
         writing.note("credential.put", &detail).await?;
         writing.revisions.credential_revision += 1;
         self.commit(writing).await

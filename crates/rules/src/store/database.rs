@@ -3,19 +3,20 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::TryStreamExt as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqliteLockingMode, SqlitePool, SqlitePoolOptions, SqliteRow,
     SqliteSynchronous,
 };
-use sqlx::{ConnectOptions as _, Connection as _, Error, Postgres, Row as _, SqlSafeStr, Sqlite};
+use sqlx::{ConnectOptions as _, Connection as _, Error, Row as _, SqlSafeStr as _};
 
 use super::StoreError;
 use super::address::{Address, StoreLocation};
+use super::transaction::{Access, PooledConnection, Transaction, WriteHealth};
 use crate::private_files;
 
 /// Maximum wait for a connection, and for other changes to end. Longer: tolerates a busy or
@@ -73,40 +74,29 @@ pub(super) enum Cells<'r> {
 }
 
 #[derive(Clone)]
-pub(super) enum Database {
+pub(super) struct Database {
+    pool: Pool,
+    /// Shared by all connections to the store.
+    health: Arc<WriteHealth>,
+}
+
+#[derive(Clone)]
+enum Pool {
+    /// `SQLite` in memory, which ends with its only connection.
+    Memory(SqlitePool),
     Sqlite(SqlitePool),
     Postgres(PgPool),
 }
 
-/// Several statements that take effect together. Without a commit, none does.
-pub(super) enum Transaction {
-    Sqlite(sqlx::Transaction<'static, Sqlite>),
-    Postgres(sqlx::Transaction<'static, Postgres>),
-}
-
-macro_rules! bound {
-    ($database:ty, $sql:expr, $values:expr) => {{
-        let mut query = sqlx::query::<$database>($sql);
-        for value in $values {
-            query = match *value {
-                Value::Number(number) => query.bind(signed(number)),
-                Value::OptionalNumber(number) => query.bind(number.map(signed)),
-                Value::Text(text) => query.bind(text),
-                Value::OptionalText(text) => query.bind(text),
-            };
-        }
-        query
-    }};
-}
-
 impl Database {
     pub(super) async fn open(address: &Address) -> Result<Self, StoreError> {
-        let database = match &address.0 {
-            StoreLocation::Memory => Self::Sqlite(memory().await?),
-            StoreLocation::File(file) => Self::Sqlite(file_pool(file, CONNECTIONS_MAX).await?),
-            StoreLocation::Embedded(folder) => Self::Sqlite(embedded(folder).await?),
-            StoreLocation::Postgres(options) => Self::Postgres(postgres_pool(options, CONNECTIONS_MAX)),
+        let pool = match &address.0 {
+            StoreLocation::Memory => Pool::Memory(memory().await?),
+            StoreLocation::File(file) => Pool::Sqlite(file_pool(file, CONNECTIONS_MAX).await?),
+            StoreLocation::Embedded(folder) => Pool::Sqlite(embedded(folder).await?),
+            StoreLocation::Postgres(options) => Pool::Postgres(postgres_pool(options, CONNECTIONS_MAX)),
         };
+        let database = Self { pool, health: Arc::default() };
         database.migrate().await?;
         Ok(database)
     }
@@ -114,60 +104,77 @@ impl Database {
     /// The same by other connections. Of a memory, and of an embedded store, there is one, which
     /// all share.
     pub(super) async fn beside(&self, address: &Address) -> Result<Self, StoreError> {
-        Ok(match &address.0 {
-            StoreLocation::Memory | StoreLocation::Embedded(_) => self.clone(),
-            StoreLocation::File(file) => Self::Sqlite(file_pool(file, URGENT_CONNECTIONS_MAX).await?),
+        let pool = match &address.0 {
+            StoreLocation::Memory | StoreLocation::Embedded(_) => self.pool.clone(),
+            StoreLocation::File(file) => Pool::Sqlite(file_pool(file, URGENT_CONNECTIONS_MAX).await?),
             StoreLocation::Postgres(options) => {
-                Self::Postgres(postgres_pool(options, URGENT_CONNECTIONS_MAX))
+                Pool::Postgres(postgres_pool(options, URGENT_CONNECTIONS_MAX))
             }
-        })
+        };
+        Ok(Self { pool, health: Arc::clone(&self.health) })
+    }
+
+    /// Whether the last write to the store failed, and for which reason.
+    pub(super) fn health(&self) -> &WriteHealth {
+        &self.health
     }
 
     async fn migrate(&self) -> Result<(), StoreError> {
         let migrator = migrator();
-        let done = match self {
-            Self::Sqlite(pool) => migrator.run(pool).await,
-            Self::Postgres(pool) => migrator.run(pool).await,
-        };
+        let mut done = self.run_migrations(&migrator).await;
+        // `SQLite` has no lock around all migrations. Of two servers that start on a new store, one
+        // may fail with a table that the other has just made. The next attempt finds it recorded.
+        for _ in MIGRATIONS {
+            if done.is_ok() || matches!(self.pool, Pool::Postgres(_)) {
+                break;
+            }
+            done = self.run_migrations(&migrator).await;
+        }
         match done {
             Err(sqlx::migrate::MigrateError::Execute(error)) => Err(self.explain(error).await),
             done => done.map_err(StoreError::Schema),
         }
     }
 
+    async fn run_migrations(&self, migrator: &Migrator) -> Result<(), sqlx::migrate::MigrateError> {
+        match &self.pool {
+            Pool::Memory(pool) | Pool::Sqlite(pool) => migrator.run(pool).await,
+            Pool::Postgres(pool) => migrator.run(pool).await,
+        }
+    }
+
     /// Begins to read: all that is read is of one moment.
     pub(super) async fn read(&self) -> Result<Transaction, StoreError> {
-        let begun = Box::pin(async {
-            match self {
-                Self::Sqlite(pool) => pool.begin().await.map(Transaction::Sqlite),
-                Self::Postgres(pool) => {
-                    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
-                    pool.begin_with(begin).await.map(Transaction::Postgres)
-                }
-            }
-        });
-        self.begun(begun).await
+        let begin = match &self.pool {
+            Pool::Memory(_) | Pool::Sqlite(_) => "BEGIN",
+            Pool::Postgres(_) => "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+        };
+        Transaction::begin(self.connection().await?, begin, Access::Read).await
     }
 
     /// Begins to write. The first statement must lock the heads.
     pub(super) async fn write(&self) -> Result<Transaction, StoreError> {
-        let begun = Box::pin(async {
-            match self {
-                // A lock taken only at the first write would be refused if another connection wrote
-                // in between.
-                Self::Sqlite(pool) => pool.begin_with("BEGIN IMMEDIATE").await.map(Transaction::Sqlite),
-                Self::Postgres(pool) => {
-                    pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await.map(Transaction::Postgres)
-                }
-            }
-        });
-        self.begun(begun).await
+        let begin = match &self.pool {
+            // A lock taken only at the first write would be refused if another connection wrote in
+            // between.
+            Pool::Memory(_) | Pool::Sqlite(_) => "BEGIN IMMEDIATE",
+            Pool::Postgres(_) => "BEGIN ISOLATION LEVEL READ COMMITTED",
+        };
+        let connection = self.connection().await.inspect_err(|error| self.health.note_error(error))?;
+        Transaction::begin(connection, begin, Access::Write(Arc::clone(&self.health))).await
     }
 
-    async fn begun<T>(&self, begun: impl Future<Output = Result<T, Error>> + Unpin) -> Result<T, StoreError> {
+    async fn connection(&self) -> Result<PooledConnection, StoreError> {
+        let connected = Box::pin(async {
+            match &self.pool {
+                Pool::Memory(pool) => pool.acquire().await.map(PooledConnection::Memory),
+                Pool::Sqlite(pool) => pool.acquire().await.map(PooledConnection::Sqlite),
+                Pool::Postgres(pool) => pool.acquire().await.map(PooledConnection::Postgres),
+            }
+        });
         let explained = async {
-            match begun.await {
-                Ok(value) => Ok(value),
+            match connected.await {
+                Ok(connection) => Ok(connection),
                 Err(error) => Err(self.explain(error).await),
             }
         };
@@ -176,7 +183,7 @@ impl Database {
 
     /// A pool reports only that it got no connection. This connects once more to find the reason.
     pub(super) async fn explain(&self, error: Error) -> StoreError {
-        let (Error::PoolTimedOut, Self::Postgres(pool)) = (&error, self) else { return error.into() };
+        let (Error::PoolTimedOut, Pool::Postgres(pool)) = (&error, &self.pool) else { return error.into() };
         let options = pool.connect_options();
         let reason = match tokio::time::timeout(WAIT_MAX, PgConnection::connect_with(&options)).await {
             Ok(Err(reason)) => reason.to_string(),
@@ -187,9 +194,9 @@ impl Database {
     }
 
     pub(super) async fn close(&self) {
-        match self {
-            Self::Sqlite(pool) => pool.close().await,
-            Self::Postgres(pool) => pool.close().await,
+        match &self.pool {
+            Pool::Memory(pool) | Pool::Sqlite(pool) => pool.close().await,
+            Pool::Postgres(pool) => pool.close().await,
         }
     }
 }
@@ -255,101 +262,9 @@ fn migrator() -> Migrator {
     migrator
 }
 
-impl Transaction {
-    /// Runs a statement, and returns the number of changed rows.
-    pub(super) async fn execute(
-        &mut self,
-        sql: impl SqlSafeStr,
-        values: &[Value<'_>],
-    ) -> Result<u64, StoreError> {
-        let done = async {
-            Ok(match self {
-                Self::Sqlite(transaction) => {
-                    bound!(Sqlite, sql, values).execute(&mut **transaction).await?.rows_affected()
-                }
-                Self::Postgres(transaction) => {
-                    bound!(Postgres, sql, values).execute(&mut **transaction).await?.rows_affected()
-                }
-            })
-        };
-        in_time(done).await
-    }
-
-    /// Reads the results of a statement, row by row as they arrive.
-    pub(super) async fn each(
-        &mut self,
-        sql: impl SqlSafeStr,
-        values: &[Value<'_>],
-        mut take: impl FnMut(Cells<'_>) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        let done = async {
-            match self {
-                Self::Sqlite(transaction) => {
-                    let mut rows = bound!(Sqlite, sql, values).fetch(&mut **transaction);
-                    while let Some(row) = rows.try_next().await? {
-                        take(Cells::Sqlite(&row))?;
-                    }
-                }
-                Self::Postgres(transaction) => {
-                    let mut rows = bound!(Postgres, sql, values).fetch(&mut **transaction);
-                    while let Some(row) = rows.try_next().await? {
-                        take(Cells::Postgres(&row))?;
-                    }
-                }
-            }
-            Ok(())
-        };
-        in_time(done).await
-    }
-
-    /// All that a statement finds.
-    pub(super) async fn all<T>(
-        &mut self,
-        sql: impl SqlSafeStr,
-        values: &[Value<'_>],
-        read: impl Fn(&Cells<'_>) -> Result<T, StoreError>,
-    ) -> Result<Vec<T>, StoreError> {
-        let mut found = Vec::new();
-        let take = |cells: Cells<'_>| {
-            found.push(read(&cells)?);
-            Ok(())
-        };
-        self.each(sql, values, take).await?;
-        Ok(found)
-    }
-
-    /// Returns the result of a statement that finds at most one row.
-    pub(super) async fn one<T>(
-        &mut self,
-        sql: impl SqlSafeStr,
-        values: &[Value<'_>],
-        read: impl Fn(&Cells<'_>) -> Result<T, StoreError>,
-    ) -> Result<Option<T>, StoreError> {
-        Ok(self.all(sql, values, read).await?.pop())
-    }
-
-    /// Notifies the listeners when the transaction commits.
-    pub(super) async fn notify(&mut self, channel: &str, message: &str) -> Result<(), StoreError> {
-        if matches!(self, Self::Postgres(_)) {
-            self.execute("SELECT pg_notify($1, $2)", &[Value::Text(channel), Value::Text(message)]).await?;
-        }
-        Ok(())
-    }
-
-    pub(super) async fn commit(self) -> Result<(), StoreError> {
-        let done = async {
-            match self {
-                Self::Sqlite(transaction) => Ok(transaction.commit().await?),
-                Self::Postgres(transaction) => Ok(transaction.commit().await?),
-            }
-        };
-        in_time(done).await
-    }
-}
-
 /// Applies the timeout. The future is on the heap: it is large, and would be part of every future
 /// that awaits it.
-fn in_time<T>(
+pub(super) fn in_time<T>(
     doing: impl Future<Output = Result<T, StoreError>>,
 ) -> impl Future<Output = Result<T, StoreError>> {
     let doing = tokio::time::timeout(STATEMENT_TIME_MAX, Box::pin(doing));
@@ -401,15 +316,16 @@ impl Cells<'_> {
 
 impl fmt::Debug for Database {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sqlite(_) => "Sqlite",
-            Self::Postgres(_) => "Postgres",
+        f.write_str(match &self.pool {
+            Pool::Memory(_) => "Memory",
+            Pool::Sqlite(_) => "Sqlite",
+            Pool::Postgres(_) => "Postgres",
         })
     }
 }
 
 /// Converts to the databases' signed integers. Stored values are far below the maximum.
-fn signed(value: u64) -> i64 {
+pub(super) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 

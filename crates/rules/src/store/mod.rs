@@ -5,14 +5,19 @@
 //! transaction with its audit entries and its raised revision. Reads never wait for changes.
 
 mod address;
+mod alarms;
+mod author_changes;
 mod changes;
 mod credentials;
 mod database;
 mod emergencies;
 mod overrides;
+mod proof;
+mod replay;
 mod rollback;
 mod rows;
 mod trail;
+mod transaction;
 mod watch;
 mod write_transaction;
 
@@ -21,15 +26,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use address::{Address, InvalidAddress};
+pub use alarms::AlarmSubject;
+pub use author_changes::{AUTHOR_CHANGES_MAX, AuthorChanges, EarlierRow};
 pub use changes::{HISTORY_MAX, WAITING_MAX};
 pub use credentials::{CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, Credential};
 pub use emergencies::{EMERGENCY_MS_MAX, in_emergency};
 pub use overrides::{OverrideLimit, OverrideOutcome, OverrideQuota, OverrideWrite};
 pub use rollback::Rollback;
 pub use trail::AUDIT_PAGE_MAX;
-pub use watch::{CHANNEL, RETRY_MAX, RETRY_MIN, Signal, Watch};
+pub use watch::{CHANNEL, Signal, Watch};
 
-use crate::audit::ChainBreak;
+use crate::audit::{Alterations, ChainBreak};
 use crate::change::{ChangeNeeds, ChangeState, InvalidInput, kind_name};
 use crate::emergency::EMERGENCIES_MAX;
 use crate::rows::{RowKind, RuleRows};
@@ -128,6 +135,8 @@ pub enum StoreError {
     Foreign(String),
     /// The audit does not hold.
     Audit(ChainBreak),
+    /// The audit holds, but parts of the store are not as it has them.
+    Altered(Alterations),
     /// The database failed.
     Database(sqlx::Error),
     /// The input is invalid.
@@ -196,6 +205,7 @@ impl fmt::Display for StoreError {
                 )
             }
             Self::Audit(found) => found.fmt(f),
+            Self::Altered(found) => found.fmt(f),
             Self::Database(error) => write!(f, "rules: the store failed: {error}"),
             Self::Invalid(problem) => problem.fmt(f),
             Self::NotThere(object) => write!(f, "there is no {object}"),
@@ -203,7 +213,12 @@ impl fmt::Display for StoreError {
                 let row = |row: &RowConflict| {
                     format!("{} {:?} (revision {})", kind_name(row.kind), row.name, row.revision)
                 };
-                write!(f, "conflict: changed in the meantime: {}", listed(rows, row))
+                write!(
+                    f,
+                    "conflict: changed in the meantime: {}; plan the change again, and send its \
+                     `base_revision`",
+                    listed(rows, row)
+                )
             }
             Self::Missing(rows) => {
                 let row = |row: &(RowKind, String)| format!("{} {:?}", kind_name(row.0), row.1);
@@ -235,7 +250,11 @@ impl fmt::Display for StoreError {
                 checked.revision, checked.emergency_revision, now.revision, now.emergency_revision
             ),
             Self::Ahead { base_revision, revision } => {
-                write!(f, "base_revision: {base_revision} is outside 0 to {revision}, the latest revision")
+                write!(
+                    f,
+                    "base_revision: {base_revision} is outside 0 to {revision}, the latest revision; plan \
+                     the change again, and send its `base_revision`"
+                )
             }
             Self::Needs(id, ChangeNeeds::Approver) => {
                 write!(f, "change {id} needs the approval of another person than its author")
@@ -364,6 +383,24 @@ mod tests {
     use super::database::CONNECTIONS_MAX;
     use super::*;
     use crate::rows::EmergencyRow;
+
+    #[tokio::test]
+    async fn servers_that_start_at_once_make_one_new_store() {
+        for _ in 0..20 {
+            let folder = tempfile::tempdir().expect("a folder");
+            let address = format!("sqlite:{}", folder.path().join("rules.db").display());
+            let address: Address = address.parse().expect("an address");
+            let opened: Vec<_> = (0..8)
+                .map(|_| {
+                    let address = address.clone();
+                    tokio::spawn(async move { Store::open(&address).await })
+                })
+                .collect();
+            for store in opened {
+                store.await.expect("no panic").expect("opens");
+            }
+        }
+    }
 
     #[tokio::test]
     async fn emergency_does_not_wait_for_readers() {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::changes::{change, current_rows, operations};
-use super::database::{Cells, Transaction, Value};
+use super::database::{Cells, Value};
+use super::transaction::Transaction;
 use super::{Store, StoreError};
 use crate::change::{ChangeState, InvalidInput, Operation, Proposal};
 use crate::rows::RowKind;

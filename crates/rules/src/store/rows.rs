@@ -6,7 +6,8 @@ use futures_util::future::{Either, select};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::database::{Cells, Transaction};
+use super::database::Cells;
+use super::transaction::Transaction;
 use super::write_transaction::{no_heads, revisions};
 use super::{Store, StoreError, StoreRevisions};
 use crate::change::kind_of;

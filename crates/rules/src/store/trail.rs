@@ -1,6 +1,9 @@
 //! Reads the audit back, and follows its chain to the end that the heads know.
 
-use super::database::{Cells, Transaction, Value};
+use super::database::{Cells, Value};
+use super::proof::{StoreProof, stored_operations};
+use super::replay::AuditReplay;
+use super::transaction::Transaction;
 use super::write_transaction::no_heads;
 use super::{Store, StoreError};
 use crate::audit::{AuditEntry, ChainBreak, Checkpoint, Verifier};
@@ -46,8 +49,25 @@ impl Store {
         audit_end(&mut self.database.read().await?).await
     }
 
-    /// Verifies the whole audit, through an optional checkpoint, to its recorded end. This uses its
-    /// own thread: the audit may be long, and the caller's thread has other work.
+    /// Returns the known end of the audit, if the audit still has that entry and the one of an
+    /// earlier checkpoint. This reads two entries, so it can be done often. It does not notice an
+    /// entry that was changed between them.
+    pub async fn checkpoint_after(&self, known: &Checkpoint) -> Result<Checkpoint, StoreError> {
+        let mut reading = self.urgent.read().await?;
+        let end = audit_end(&mut reading).await?;
+        if end.count < known.count {
+            let cut_off = ChainBreak::CutOff { missing: end.count + 1, count: known.count };
+            return Err(StoreError::Audit(cut_off));
+        }
+        for checkpoint in [known, &end] {
+            check_entry(&mut reading, checkpoint, end.count).await?;
+        }
+        Ok(end)
+    }
+
+    /// Verifies the whole audit, through an optional checkpoint, to its recorded end, and that the
+    /// store has the rows and changes which the audit tells. This uses its own thread: the audit
+    /// may be long, and the caller's thread has other work.
     pub async fn verify_audit(&self, checkpoint: Option<&Checkpoint>) -> Result<Checkpoint, StoreError> {
         let verifier = Verifier::new(checkpoint.cloned());
         self.aside(async |store: &Self| store.follow_audit(verifier).await).await
@@ -57,13 +77,17 @@ impl Store {
     /// Entries appended meanwhile are verified as well. The recorded end is that of the moment
     /// without further entries.
     async fn follow_audit(&self, mut verifier: Verifier) -> Result<Checkpoint, StoreError> {
-        let mut after = 0;
+        let (mut after, mut replay) = (0, AuditReplay::default());
         loop {
-            let (end, found) = self.end_and_page(after, AUDIT_PAGE_MAX).await?;
+            let mut reading = self.database.read().await?;
+            let end = audit_end(&mut reading).await?;
+            let found = page(&mut reading, after, AUDIT_PAGE_MAX).await?;
             if found.is_empty() {
-                return verifier.finish_at(&end).map_err(StoreError::Audit);
+                let end = verifier.finish_at(&end).map_err(StoreError::Audit)?;
+                let altered = StoreProof::new(replay).compare(&mut reading).await?;
+                return if altered.count() == 0 { Ok(end) } else { Err(StoreError::Altered(altered)) };
             }
-            after = follow(&mut verifier, found).map_err(StoreError::Audit)?;
+            after = follow(&mut verifier, &mut replay, found, &mut reading).await?;
         }
     }
 
@@ -84,14 +108,42 @@ async fn page(reading: &mut Transaction, after: u64, limit: u64) -> Result<Vec<T
 }
 
 /// Follows the chain through a page, and gives the number of its last entry.
-fn follow(verifier: &mut Verifier, page: Vec<TrailEntry>) -> Result<u64, ChainBreak> {
+async fn follow(
+    verifier: &mut Verifier,
+    replay: &mut AuditReplay,
+    page: Vec<TrailEntry>,
+    reading: &mut Transaction,
+) -> Result<u64, StoreError> {
     let mut last = 0;
     for found in page {
-        let entry = found.map_err(|sequence| verifier.damaged(sequence))?;
-        verifier.take(&entry)?;
+        let entry = found.map_err(|sequence| StoreError::Audit(verifier.damaged(sequence)))?;
+        verifier.take(&entry).map_err(StoreError::Audit)?;
         last = entry.sequence;
+        if let Some(change) = replay.take(&entry) {
+            replay.apply(change, &stored_operations(reading, change).await?);
+        }
     }
     Ok(last)
+}
+
+/// Checks that the entry of a checkpoint is still there.
+async fn check_entry(
+    reading: &mut Transaction,
+    checkpoint: &Checkpoint,
+    count: u64,
+) -> Result<(), StoreError> {
+    let sequence = checkpoint.count;
+    if sequence == 0 {
+        return Ok(());
+    }
+    let select = "SELECT hash FROM tidegate_audit WHERE sequence = $1";
+    // An unreadable hash is another one.
+    let hash = |cells: &Cells<'_>| Ok(cells.owned(0).unwrap_or_default());
+    match reading.one(select, &[Value::Number(sequence)], hash).await? {
+        Some(hash) if hash == checkpoint.hash => Ok(()),
+        Some(_) => Err(StoreError::Audit(ChainBreak::Rewritten { sequence })),
+        None => Err(StoreError::Audit(ChainBreak::CutOff { missing: sequence, count })),
+    }
 }
 
 async fn audit_end(reading: &mut Transaction) -> Result<Checkpoint, StoreError> {
@@ -106,7 +158,7 @@ fn found(cells: &Cells<'_>) -> TrailEntry {
     entry(cells).map_err(|_| cells.number(0).ok())
 }
 
-fn entry(cells: &Cells<'_>) -> Result<AuditEntry, StoreError> {
+pub(super) fn entry(cells: &Cells<'_>) -> Result<AuditEntry, StoreError> {
     Ok(AuditEntry {
         sequence: cells.number(0)?,
         at_ms: cells.number(1)?,

@@ -8,7 +8,7 @@ use tidegate_core::Backoff;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::address::StoreLocation;
+use super::address::{Address, StoreLocation};
 use super::database::postgres_pool;
 use super::{Store, StoreError, StoreRevisions};
 
@@ -28,17 +28,20 @@ const LOOK_AT_SERVER_EVERY: Duration = Duration::from_secs(5);
 /// First wait after a lost connection, or before a retry of an unreachable store. Shorter: changes
 /// are seen earlier after a restart of the store. Longer: fewer processes query a starting store at
 /// once.
-pub const RETRY_MIN: Duration = Duration::from_millis(100);
-/// The longest such wait.
-pub const RETRY_MAX: Duration = Duration::from_secs(10);
+const RETRY_MIN: Duration = Duration::from_millis(100);
+/// The longest such wait for a server.
+const SERVER_RETRY_MAX: Duration = Duration::from_secs(10);
+/// The longest such wait for a file, which only the processes of one machine read. Shorter: its
+/// changes come into force earlier after its disk has room again.
+const FILE_RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// A signal to a watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// The store may have changed: compare the heads, and load the changed parts.
     MayHaveChanged,
-    /// The store is unreachable, with the reason. The watch retries, and signals a possible change
-    /// once it succeeds.
+    /// The store is unreachable or takes no writes, with the reason. The watch retries, and signals
+    /// a possible change once it succeeds.
     Lost(String),
 }
 
@@ -66,6 +69,18 @@ impl Drop for Watch {
     }
 }
 
+impl Address {
+    /// Returns the waits between attempts to reach the store. The seed spreads those of many
+    /// processes.
+    pub fn retries(&self, seed: u64) -> Backoff {
+        let retry_max = match &self.0 {
+            StoreLocation::Memory | StoreLocation::File(_) | StoreLocation::Embedded(_) => FILE_RETRY_MAX,
+            StoreLocation::Postgres(_) => SERVER_RETRY_MAX,
+        };
+        Backoff::new(RETRY_MIN, retry_max, seed)
+    }
+}
+
 impl Store {
     /// Starts a watch. A caller that loads the rules after this call misses no change. The seed
     /// spreads the retries of many processes.
@@ -87,7 +102,7 @@ impl Store {
             revisions: None,
             look_every,
         };
-        let looking = tokio::spawn(looker.run(Backoff::new(RETRY_MIN, RETRY_MAX, seed))).abort_handle();
+        let looking = tokio::spawn(looker.run(self.address.retries(seed))).abort_handle();
         Watch { signals, looking }
     }
 }
@@ -175,8 +190,10 @@ impl StorePoller {
         self.sender.send_replace(Signal::MayHaveChanged);
     }
 
-    /// Compares the heads with those that were last seen.
+    /// Compares the heads with those that were last seen. A store that takes no writes is lost too,
+    /// until a retried write succeeds.
     async fn look(&mut self) -> Result<(), StoreError> {
+        self.store.retry_failed_write().await?;
         let revisions = self.store.revisions().await?;
         if self.revisions.replace(revisions) != Some(revisions) {
             self.sender.send_replace(Signal::MayHaveChanged);

@@ -1,7 +1,8 @@
 //! A write transaction of the store. It locks the heads until the commit, and nothing of it is
 //! visible before.
 
-use super::database::{Cells, Database, Transaction, Value};
+use super::database::{Cells, Database, Value};
+use super::transaction::Transaction;
 use super::watch::{CHANNEL, RevisionKind};
 use super::{Attribution, Store, StoreError, StoreRevisions};
 use crate::audit::{AuditEntry, Checkpoint};
@@ -59,6 +60,23 @@ impl Store {
         writing.finish().await?.commit().await?;
         self.committed.send_replace(());
         Ok(())
+    }
+
+    /// Whether the last write of this process failed for a reason of the store, such as a full
+    /// disk, and not for one of the write.
+    pub fn has_failed_write(&self) -> bool {
+        self.urgent.health().has_failed()
+    }
+
+    /// After a failed write, writes something that changes nothing. Its result shows whether the
+    /// store takes writes again, also if no client writes.
+    pub async fn retry_failed_write(&self) -> Result<(), StoreError> {
+        if !self.has_failed_write() {
+            return Ok(());
+        }
+        let mut writing = self.urgent.write().await?;
+        writing.write_nothing().await?;
+        writing.commit().await
     }
 }
 

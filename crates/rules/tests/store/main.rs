@@ -5,6 +5,7 @@
 mod actors;
 mod overrides;
 mod suite;
+mod tampering;
 
 use std::time::Duration;
 
@@ -102,6 +103,11 @@ on_both! {
     overrides_have_a_maximum_in_the_store,
     watchers_are_notified_of_changes,
     tampering_with_the_tables_is_found,
+    alarms_are_entries_of_the_audit_and_no_changes,
+    edits_of_the_tables_are_named,
+    many_edits_are_counted,
+    entries_of_an_earlier_version_still_verify,
+    an_audit_without_its_checkpoint_is_noticed,
     an_export_of_the_audit_holds_elsewhere,
     a_schema_of_a_later_version_is_refused,
 }

@@ -5,11 +5,16 @@ use tidegate_rules::audit::{ChainBreak, verify_lines};
 use tidegate_rules::change::{Change, ChangeNeeds, ChangeState, OPERATIONS_MAX, Operation, Proposal};
 use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::{
-    ApplyConditions, Attribution, CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, CheckedRevision, Credential,
-    EMERGENCY_MS_MAX, Rollback, Signal, Store, StoreError, StoreRevisions, WAITING_MAX, Watch,
+    AlarmSubject, ApplyConditions, Attribution, CREDENTIALS_MAX, CREDENTIALS_PAGE_MAX, CheckedRevision,
+    Credential, EMERGENCY_MS_MAX, Rollback, Signal, Store, StoreError, StoreRevisions, WAITING_MAX, Watch,
 };
 use tidegate_rules::{EMERGENCIES_MAX, RuleSet};
 use tidegate_testkit::START_TIME_MAX;
+
+pub(crate) use super::tampering::{
+    an_audit_without_its_checkpoint_is_noticed, edits_of_the_tables_are_named,
+    entries_of_an_earlier_version_still_verify, many_edits_are_counted,
+};
 
 pub(crate) use super::overrides::{
     clients_write_overrides_without_a_change, concurrent_writes_of_one_override_leave_the_last,
@@ -37,7 +42,7 @@ impl TestDatabase {
         }
     }
 
-    async fn tamper(&self, sql: &str) {
+    pub(crate) async fn tamper(&self, sql: &str) {
         self.raw().await.run(sql).await.expect("done");
     }
 }
@@ -168,14 +173,17 @@ pub(crate) async fn a_row_that_changed_in_the_meantime_is_a_conflict(test_databa
     }
     let both =
         store.apply_new(&proposal(1, vec![put("c", 3), put("d", 3), put("a", 3)]), false, by("ada")).await;
-    let message = "conflict: changed in the meantime: rule \"d\" (revision 2), rule \"a\" (revision 2)";
+    let message = "conflict: changed in the meantime: rule \"d\" (revision 2), rule \"a\" (revision 2); \
+                   plan the change again, and send its `base_revision`";
     assert_eq!(refused(both), message);
     store
         .apply_new(&proposal(1, vec![put("c", 3)]), false, by("ada"))
         .await
         .expect("no other change of the row");
     let early = store.apply_new(&proposal(4, vec![put("c", 3)]), false, by("ada")).await;
-    assert_eq!(refused(early), "base_revision: 4 is outside 0 to 3, the latest revision");
+    let message = "base_revision: 4 is outside 0 to 3, the latest revision; plan the change again, \
+                   and send its `base_revision`";
+    assert_eq!(refused(early), message);
 }
 
 pub(crate) async fn a_change_happens_whole_or_not_at_all(test_database: &TestDatabase) {
@@ -414,7 +422,9 @@ pub(crate) async fn a_rollback_of_one_change_minds_later_ones(test_database: &Te
     let first = apply(&store, vec![put("a", 1), put("b", 1)]).await;
     apply(&store, vec![put("b", 2)]).await;
     let outcome = roll_back(&store, Rollback::Change(first.id), "", by("ada")).await;
-    assert_eq!(refused(outcome), "conflict: changed in the meantime: rule \"b\" (revision 2)");
+    let message = "conflict: changed in the meantime: rule \"b\" (revision 2); plan the change \
+                   again, and send its `base_revision`";
+    assert_eq!(refused(outcome), message);
     assert_eq!(rows(&store).await, [rule("a", 1, 1), rule("b", 2, 2)]);
 }
 
@@ -890,17 +900,36 @@ pub(crate) async fn tampering_with_the_tables_is_found(test_database: &TestDatab
             .await;
         assert_eq!(store.verify_audit(Some(&kept)).await.expect("restored"), kept);
     }
-    // If the recorded end was changed too, the checkpoint kept elsewhere reveals the removal.
+    // If the recorded end and the change were changed too, the checkpoint kept elsewhere reveals
+    // the removal.
     test_database
         .tamper(
             "DELETE FROM tidegate_audit WHERE sequence = 9; UPDATE tidegate_heads SET audit_count = 8, \
-             audit_hash = (SELECT hash FROM tidegate_audit WHERE sequence = 8)",
+             audit_hash = (SELECT hash FROM tidegate_audit WHERE sequence = 8); \
+             UPDATE tidegate_changes SET state = 'proposed' WHERE id = 4",
         )
         .await;
     assert_eq!(audit_count(&store).await, 8);
     assert_eq!(found(store.verify_audit(Some(&kept)).await), ChainBreak::CutOff { missing: 9, count: 9 });
     apply(&store, vec![put("z", 1)]).await;
     assert_eq!(found(store.verify_audit(Some(&kept)).await), ChainBreak::Rewritten { sequence: 9 });
+}
+
+pub(crate) async fn alarms_are_entries_of_the_audit_and_no_changes(test_database: &TestDatabase) {
+    let store = test_database.store().await;
+    let change = apply(&store, vec![put("a", 1)]).await;
+    let before = store.revisions().await.expect("revisions");
+    let subjects = [AlarmSubject::Change(change.id), AlarmSubject::Emergency("stop")];
+    for subject in subjects {
+        store.put_alarm(subject, "many keys", by("ada")).await.expect("put");
+    }
+    let alarms = store.alarms(10).await.expect("alarms");
+    let details: Vec<&str> = alarms.iter().map(|entry| entry.detail.as_str()).collect();
+    let of_change = format!(r#"{{"change":{},"reason":"many keys"}}"#, change.id);
+    assert_eq!(details, [r#"{"emergency":"stop","reason":"many keys"}"#, &*of_change], "the latest first");
+    assert_eq!(store.alarms(1).await.expect("alarms").len(), 1);
+    assert_eq!(store.revisions().await.expect("revisions"), before);
+    audit_count(&store).await;
 }
 
 pub(crate) async fn an_export_of_the_audit_holds_elsewhere(test_database: &TestDatabase) {

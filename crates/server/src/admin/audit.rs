@@ -38,6 +38,10 @@ pub(super) async fn verify(req: &HttpRequest<'_>) -> AdminResult {
         Err(StoreError::Audit(found)) => {
             Ok(json(StatusCode::OK, &json!({ "holds": false, "problem": found.to_string() })))
         }
+        Err(StoreError::Altered(found)) => {
+            let (problem, altered) = (found.to_string(), found.named());
+            Ok(json(StatusCode::OK, &json!({ "holds": false, "problem": problem, "altered": altered })))
+        }
         Err(error) => Err(refused(&error)),
     }
 }

@@ -5,16 +5,20 @@ use std::time::Duration;
 use ::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tidegate_control::PlanError;
+use tidegate_control::{Consent, PlanError};
 use tidegate_record::timestamp;
+use tidegate_rules::change::ChangeNeeds;
 use tidegate_rules::parse_period;
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::EMERGENCY_MS_MAX;
 
 use super::params::body;
 use super::{AdminResult, control, refused, take_over, unconfirmed, unfit};
-use crate::auth::new_token;
+use crate::auth::{Role, new_token};
 use crate::http::{HttpRequest, Problem, json};
+
+/// Requests that no emergency affects, because their limit is not a rule.
+pub const UNRULED_REQUESTS: &str = "direct limits (CL.THROTTLE, /v2/ratelimit.limit) and Envoy descriptors";
 
 /// How many characters of a random id are enough that no two emergencies share one.
 const ID_CHARACTERS: usize = 11;
@@ -57,7 +61,14 @@ fn unscoped_denial(fields: &Map<String, Value>) -> Option<String> {
     (denies && !is_narrow).then(|| {
         let rule = text("rule").map_or_else(|| "any rule".to_owned(), |rule| format!("rule {rule:?}"));
         let whose = text("tenant").map_or_else(String::new, |tenant| format!(" of tenant {tenant:?}"));
-        format!("the emergency affects all requests{whose} of {rule}: neither `key` nor `when` names any")
+        let beyond = if text("rule").is_some() {
+            String::new()
+        } else {
+            format!("; it does not affect {UNRULED_REQUESTS}")
+        };
+        format!(
+            "the emergency affects all requests{whose} of {rule}: neither `key` nor `when` names any{beyond}"
+        )
     })
 }
 
@@ -95,14 +106,32 @@ pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     let expires_ms = attribution.now_ms + lasts_ms(r#for.as_deref())?;
     let row = EmergencyRow { id, body: Value::Object(fields).to_string(), expires_ms };
     control.try_emergency(&row).await.map_err(|error| unfit(without_place(error, &row.id)))?;
-    if let Some(problem) = stops.filter(|_| !confirmed) {
-        return Err(unconfirmed(&problem));
+    let consent = control.emergency_consent(&row, &actor).await.map_err(unfit)?;
+    let because = consent.as_ref().map(|consent| consent.because.clone());
+    if let Some(because) = because.as_ref().filter(|_| needs_approver(consent.as_ref()))
+        && req.principal(Role::Approver).is_err()
+    {
+        return Err(Problem::new(StatusCode::FORBIDDEN, in_need_of_approver(because)));
+    }
+    let reasons: Vec<String> = stops.into_iter().chain(because).collect();
+    if !reasons.is_empty() && !confirmed {
+        return Err(unconfirmed(&reasons.join(", and ")));
     }
     let revision = control.store().put_emergency(&row, attribution).await.map_err(|error| refused(&error))?;
     let problem = take_over(control.refresh_emergencies()).await;
     let answer =
         json!({ "emergency_revision": revision, "emergency": to_json(&row), "not_in_force": problem });
     Ok(json(StatusCode::OK, &answer))
+}
+
+fn needs_approver(consent: Option<&Consent>) -> bool {
+    consent.is_some_and(|consent| consent.needs == ChangeNeeds::Approver)
+}
+
+/// An emergency waits for no approval, so a person who may approve has to declare it.
+fn in_need_of_approver(because: &str) -> String {
+    let role = Role::Approver.as_str();
+    format!("{because}: this needs the role {role:?} or a higher one; let such a token declare it")
 }
 
 /// Removes the place of the declared emergency from its problems: a request has only one.

@@ -1,11 +1,9 @@
 //! Queries of the decision log: past decisions and heavy keys.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::StatusCode;
 use serde::Serialize;
-use tidegate_control::AutomaticRollback;
 use tidegate_record::{
     DecisionRecord, HEAVY_MAX, HeavyKey, HeavyKeys, MINUTES_MAX, MINUTES_MIN, RECORDS_MAX, RecordCounts,
     moment, timestamp,
@@ -14,7 +12,7 @@ use tidegate_rules::parse_period;
 
 use super::AdminResult;
 use super::params::QueryParams;
-use super::status::AutomaticRollbackBody;
+use super::status::{AlarmBody, AutomaticRollbackBody};
 use crate::auth::{OPERATING_TENANT, Principal, Role};
 use crate::decision_log::{DecisionLog, LogQueryError, WhyAnswer, WhyRequest};
 use crate::http::{HttpRequest, Problem, json};
@@ -47,26 +45,35 @@ struct WhyBody<'w> {
 struct Notice {
     kind: &'static str,
     message: String,
-    rollback: AutomaticRollbackBody,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rollback: Option<AutomaticRollbackBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alarm: Option<AlarmBody>,
 }
 
-/// How long after an automatic rollback answers have a notice of it.
+/// How long after an automatic rollback, or an alarm, answers have a notice of it.
 const NOTICE_MS: u64 = 24 * 60 * 60 * 1_000;
 
-/// Returns the automatic rollback of the last day, for operators: it concerns all tenants.
+/// Returns the automatic rollback and the alarm of the last day, for operators: they concern all
+/// tenants.
 fn notices(req: &HttpRequest<'_>, principal: Principal, now_ms: u64) -> Vec<Notice> {
-    let rollback = req.shared.rules.control().filter(|_| principal.tenant == OPERATING_TENANT);
-    let rollback = rollback.and_then(|control| control.last_rollback());
-    let rollback = rollback.filter(|rollback| now_ms < rollback.at_ms.saturating_add(NOTICE_MS));
-    let notice = |rollback: Arc<AutomaticRollback>| Notice {
-        kind: "automatic_rollback",
-        message: format!(
-            "change {} was rolled back automatically at {}: {}",
-            rollback.change, rollback.at, rollback.reason
-        ),
-        rollback: AutomaticRollbackBody::from(&*rollback),
-    };
-    rollback.into_iter().map(notice).collect()
+    let control = req.shared.rules.control().filter(|_| principal.tenant == OPERATING_TENANT);
+    let Some(control) = control else { return Vec::new() };
+    let is_recent = |at_ms: u64| now_ms < at_ms.saturating_add(NOTICE_MS);
+    let rollback = control.last_rollback().filter(|rollback| is_recent(rollback.at_ms));
+    let rollback = rollback.map(|rollback| {
+        let (change, at, reason) = (rollback.change, &rollback.at, &rollback.reason);
+        let message = format!("change {change} was rolled back automatically at {at}: {reason}");
+        let rollback = Some(AutomaticRollbackBody::from(&*rollback));
+        Notice { kind: "automatic_rollback", message, rollback, alarm: None }
+    });
+    let alarm = control.last_alarm().filter(|alarm| is_recent(alarm.at_ms));
+    let alarm = alarm.map(|alarm| {
+        let message = format!("alarm at {}: {}", alarm.at, alarm.reason);
+        let alarm = Some(AlarmBody::from(&*alarm));
+        Notice { kind: "alarm", message, rollback: None, alarm }
+    });
+    rollback.into_iter().chain(alarm).collect()
 }
 
 #[derive(Serialize)]
@@ -85,6 +92,12 @@ pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
     let Some(key) = given.text("key").filter(|key| !key.is_empty()) else {
         return Err(Problem::bad_request("key: missing; the key of a request, such as user:42"));
     };
+    // Neither the search nor the answer has the credential of the question.
+    let key = {
+        let index = req.shared.tenants.iter().position(|known| known.name == tenant).unwrap_or_default();
+        let rules = req.shared.rules.load();
+        req.shared.protocol.secret_headers.hide_in_key(key, rules.dimensions_used(index))
+    };
     let now_ms = req.shared.now_ms();
     let at_ms = moment(given.text("at").unwrap_or("now"), now_ms)
         .map_err(|problem| Problem::bad_request(format!("at: {problem}")))?;
@@ -92,7 +105,7 @@ pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
     let records = given.number("records", RECORDS as u64, 1, RECORDS_MAX as u64)?;
     let question = WhyRequest {
         tenant: tenant.clone(),
-        key: key.to_owned(),
+        key: key.clone().into_owned(),
         at_ms,
         window_ms,
         records: usize::try_from(records).unwrap_or(RECORDS),
@@ -101,7 +114,8 @@ pub(super) async fn why(req: &HttpRequest<'_>) -> AdminResult {
     let records =
         records.into_iter().map(|record| RecordBody { at: timestamp(record.at_ms), record }).collect();
     let notices = notices(req, principal, now_ms);
-    let answer = WhyBody { tenant: &tenant, key, at: timestamp(at_ms), window_ms, records, similar, notices };
+    let answer =
+        WhyBody { tenant: &tenant, key: &key, at: timestamp(at_ms), window_ms, records, similar, notices };
     Ok(json(StatusCode::OK, &answer))
 }
 

@@ -59,6 +59,13 @@ pub(super) struct Route {
     pub(super) to: AdminEndpoint,
 }
 
+impl Route {
+    /// Whether requests of this route only read.
+    pub(super) fn reads(&self) -> bool {
+        self.method == Method::GET
+    }
+}
+
 const fn get(path: &'static str, who: Access, to: AdminEndpoint) -> Route {
     Route { method: Method::GET, path, who, to }
 }

@@ -6,20 +6,21 @@ use std::sync::Arc;
 use ::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tidegate_control::{ChangeError, ChangeKind, ChangeOutcome, PlanResult, WatchForecast};
+use tidegate_control::{Alarm, ChangeError, ChangeKind, ChangeOutcome, PlanResult, WatchForecast};
 use tidegate_core::bound::Fleet;
 use tidegate_rules::change::{Change, Operation, Proposal, kind_name, kind_of};
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::{HISTORY_MAX, Rollback};
 use tidegate_rules::{Rule, RuleSet};
 
+use super::operations::OperationBody;
 use super::params::{QueryParams, body};
-use super::status::AutomaticRollbackBody;
+use super::status::{AlarmBody, AutomaticRollbackBody};
 use super::{AdminResult, control, refused, take_over, unfit};
 use crate::auth::Role;
 use crate::bounds::{BoundReport, Situation};
 use crate::control::Control;
-use crate::http::{HttpRequest, Problem, json};
+use crate::http::{HttpRequest, HttpResponse, Problem, json};
 
 /// Default number of rows per page.
 const ROWS: u64 = 100;
@@ -28,7 +29,7 @@ const ROWS_MAX: u64 = 1_000;
 /// Default number of changes in a history response.
 const CHANGES: u64 = 20;
 
-fn kind(word: &str) -> Result<RowKind, Problem> {
+pub(super) fn kind(word: &str) -> Result<RowKind, Problem> {
     kind_of(word)
         .ok_or_else(|| Problem::bad_request(format!("kind: {word:?} is none of template, rule, override")))
 }
@@ -43,6 +44,9 @@ struct RowBody<'r> {
     /// The dimensions of the key of a rule in force. The body lacks them if a template has them.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<Vec<&'r str>>,
+    /// The mode of a rule: as stated, otherwise as in force. The body lacks one of a template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
     /// How far a rule in force may be passed.
     #[serde(skip_serializing_if = "Option::is_none")]
     bound: Option<BoundReport<'r>>,
@@ -57,11 +61,13 @@ fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<R
     let situation = Situation::new(fleet.clone());
     let to_json = |row: &'r RuleRow| {
         let rule = meant.get(row.name.as_str()).filter(|_| row.kind == RowKind::Rule);
+        let body = object(&row.body);
         RowBody {
             kind: kind_name(row.kind),
             name: &row.name,
             version: row.version,
-            body: object(&row.body),
+            mode: rule.and_then(|rule| mode_of(&body, Some(rule))),
+            body,
             key: rule.map(|rule| rule.key.iter().map(|part| &**part).collect()),
             bound: rule.map(|rule| situation.report(rule)),
         }
@@ -69,8 +75,15 @@ fn row_bodies<'r>(fleet: &Fleet, set: &'r RuleSet, rows: &'r [RuleRow]) -> Vec<R
     rows.iter().map(to_json).collect()
 }
 
+/// Returns the mode that a rule states, or otherwise the one in force by its template or by
+/// default.
+fn mode_of(body: &Value, rule: Option<&Rule>) -> Option<String> {
+    let in_force = || rule.map(|rule| rule.mode.as_str().to_owned());
+    body["mode"].as_str().map(str::to_owned).or_else(in_force)
+}
+
 /// Parses a body of the store, which contains only objects.
-fn object(body: &str) -> Value {
+pub(super) fn object(body: &str) -> Value {
     serde_json::from_str(body).unwrap_or_default()
 }
 
@@ -82,7 +95,7 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
     let after = given.text("after").map(place).transpose()?;
     let control = control(req)?;
     let rule_rows = current(control).await?;
-    let rollback = control.last_rollback();
+    let (rollback, alarm) = (control.last_rollback(), control.last_alarm());
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let (rules, fleet) = (req.shared.rules.load_full(), req.shared.fleet.measured());
     let to_json = aside(move || {
@@ -96,6 +109,7 @@ pub(super) async fn list(req: &HttpRequest<'_>) -> AdminResult {
             "rows": row_bodies(&fleet, rules.set(), page),
             "next": next,
             "last_automatic_rollback": rollback.as_deref().map(AutomaticRollbackBody::from),
+            "last_alarm": alarm.as_deref().map(AlarmBody::from),
         })
     });
     Ok(json(StatusCode::OK, &to_json.await?))
@@ -138,32 +152,6 @@ async fn current(control: &Arc<Control>) -> Result<Arc<RuleRows>, Problem> {
     control.current().await.map_err(|error| refused(&error))
 }
 
-/// An operation in a request. Its body is a JSON object.
-#[derive(Deserialize)]
-#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-enum OperationBody {
-    Put { kind: String, name: String, body: Map<String, Value> },
-    Delete { kind: String, name: String },
-}
-
-impl OperationBody {
-    fn read(all: Vec<Self>) -> Result<Vec<Operation>, Problem> {
-        let one = |(at, asking)| {
-            let kind = |word: &str| {
-                kind(word)
-                    .map_err(|problem| Problem::bad_request(format!("operations[{at}].{}", problem.detail)))
-            };
-            Ok(match asking {
-                Self::Put { kind: word, name, body } => {
-                    Operation::Put { kind: kind(&word)?, name, body: Value::Object(body).to_string() }
-                }
-                Self::Delete { kind: word, name } => Operation::Delete { kind: kind(&word)?, name },
-            })
-        };
-        all.into_iter().enumerate().map(one).collect()
-    }
-}
-
 /// Body of a plan request.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -199,7 +187,10 @@ pub(super) async fn plan(req: &HttpRequest<'_>) -> AdminResult {
     let control = control(req)?;
     let rule_rows = current(control).await?;
     let (kind, operations, undoes) = match (operations, rollback) {
-        (Some(operations), None) => (ChangeKind::Edit, OperationBody::read(operations)?, Vec::new()),
+        (Some(operations), None) => {
+            let operations = OperationBody::read(operations, &rule_rows, req.shared.now_ms())?;
+            (ChangeKind::Edit, operations, Vec::new())
+        }
         (None, Some(target)) => {
             let restoring = control.store().restoring(target.read("rollback.")?, "").await;
             let Proposal { operations, undoes, .. } = restoring.map_err(|error| refused(&error))?;
@@ -272,13 +263,27 @@ pub(super) async fn apply(req: &HttpRequest<'_>) -> AdminResult {
     let rule_rows = current(control).await?;
     match (operations, change) {
         (Some(operations), None) => {
-            let base_revision = base_revision.unwrap_or(rule_rows.revision);
-            let proposal = Proposal::new(base_revision, reason, OperationBody::read(operations)?);
+            let base_revision = required(base_revision, &rule_rows)?;
+            let operations = OperationBody::read(operations, &rule_rows, req.shared.now_ms())?;
+            let proposal = Proposal::new(base_revision, reason, operations);
             make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
         }
         (None, Some(id)) => apply_stored(req, &rule_rows, id, confirmed).await,
         _ => Err(Problem::bad_request("operations, change: one of the two is needed")),
     }
+}
+
+/// Returns the revision that the author of a change looked at. Without it, the change could undo a
+/// later one that its author has not seen. Before the first change there is none.
+fn required(base_revision: Option<u64>, rule_rows: &RuleRows) -> Result<u64, Problem> {
+    let revision = rule_rows.revision;
+    let missing = || {
+        Problem::bad_request(format!(
+            "base_revision: missing; plan the change with `POST /v1/rules/plan` and send its `base_revision` \
+             (the latest is {revision})"
+        ))
+    };
+    base_revision.or((revision == 0).then_some(0)).ok_or_else(missing)
 }
 
 /// Applies a stored change, after another plan: its effect may have changed since.
@@ -332,12 +337,26 @@ async fn make(
     (kind, proposal): (ChangeKind, Proposal),
     confirmed: bool,
 ) -> AdminResult {
+    if matches!(kind, ChangeKind::Edit) && changes_nothing(rule_rows, &proposal.operations) {
+        return Ok(unchanged());
+    }
     let control = control(req)?;
     let planned = control.plan(rule_rows, (kind, &proposal.operations), &req.actor()?).await;
     let PlanResult { effect, watch, .. } = planned.map_err(unfit)?;
     // The token may have been revoked meanwhile.
     let outcome = control.make(rule_rows, proposal, &effect, confirmed, &req.actor()?).await;
     made(control, outcome.map_err(unmade)?, &watch).await
+}
+
+/// Whether operations leave all their rows as they are.
+fn changes_nothing(rule_rows: &RuleRows, operations: &[Operation]) -> bool {
+    let mut differences = operations.iter().map(|operation| difference(rule_rows, operation));
+    !operations.is_empty() && differences.all(|difference| difference["does"] == "keep")
+}
+
+/// Answers a request that changes no row: there is no change, and the revision stays.
+fn unchanged() -> HttpResponse {
+    json(StatusCode::OK, &json!({ "change": null }))
 }
 
 /// Converts a change for a response.
@@ -368,19 +387,32 @@ pub(super) async fn history(req: &HttpRequest<'_>) -> AdminResult {
         None => None,
         Some(_) => Some(given.number("before", 0, 1, u64::MAX)?),
     };
-    let found = control(req)?.store().history(limit, before).await.map_err(|error| refused(&error))?;
-    let changes: Vec<Value> = found.iter().map(to_json).collect();
+    let control = control(req)?;
+    let found = control.store().history(limit, before).await.map_err(|error| refused(&error))?;
+    let alarms = control.alarms().await.map_err(|error| refused(&error))?;
+    let changes: Vec<Value> = found.iter().map(|change| with_alarm(change, &alarms)).collect();
     Ok(json(StatusCode::OK, &json!({ "changes": changes })))
 }
 
 /// `GET /v1/rules/changes/{id}`
 pub(super) async fn change(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let id = change_id(id)?;
-    let store = control(req)?.store();
+    let control = control(req)?;
+    let store = control.store();
     let change = store.change(id).await.map_err(|error| refused(&error))?;
     let operations = store.operations(id).await.map_err(|error| refused(&error))?;
     let operations: Vec<Value> = operations.iter().map(operation_to_json).collect();
-    Ok(json(StatusCode::OK, &json!({ "change": to_json(&change), "operations": operations })))
+    let alarms = control.alarms().await.map_err(|error| refused(&error))?;
+    let change = with_alarm(&change, &alarms);
+    Ok(json(StatusCode::OK, &json!({ "change": change, "operations": operations })))
+}
+
+/// Converts a change for a response, with its alarm.
+fn with_alarm(change: &Change, alarms: &[Alarm]) -> Value {
+    let alarm = alarms.iter().find(|alarm| alarm.change == Some(change.id));
+    let mut body = to_json(change);
+    body["alarm"] = json!(alarm.map(AlarmBody::from));
+    body
 }
 
 fn operation_to_json(operation: &Operation) -> Value {
@@ -449,10 +481,10 @@ pub(super) async fn rollback(req: &HttpRequest<'_>) -> AdminResult {
     let what = RollbackTarget { change, to_revision }.read("")?;
     let control = control(req)?;
     let rule_rows = current(control).await?;
+    let base_revision = required(base_revision, &rule_rows)?;
     let mut proposal = control.store().restoring(what, &reason).await.map_err(|error| refused(&error))?;
     // Rows that changed after the author's plan are conflicts.
-    proposal.base_revision =
-        base_revision.map_or(proposal.base_revision, |base| base.min(proposal.base_revision));
+    proposal.base_revision = base_revision.min(proposal.base_revision);
     make(req, &rule_rows, (ChangeKind::Rollback, proposal), confirmed).await
 }
 
@@ -460,6 +492,7 @@ pub(super) async fn rollback(req: &HttpRequest<'_>) -> AdminResult {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ModeBody {
+    base_revision: Option<u64>,
     #[serde(default)]
     reason: String,
     #[serde(default)]
@@ -468,12 +501,17 @@ struct ModeBody {
 
 /// `POST /v1/rules/{name}/shadow` and `/enforce`: a change like any other.
 pub(super) async fn set_mode(req: &HttpRequest<'_>, name: &str, mode: &str) -> AdminResult {
-    let ModeBody { reason, confirmed } = body(req)?;
+    let ModeBody { base_revision, reason, confirmed } = body(req)?;
     let rule_rows = current(control(req)?).await?;
     let mut wanted = object(&find(&rule_rows, RowKind::Rule, name)?.body);
+    let rules = req.shared.rules.load_full();
+    let in_force = rules.set().rules().iter().find(|rule| &*rule.name == name);
+    if mode_of(&wanted, in_force).as_deref() == Some(mode) {
+        return Ok(unchanged());
+    }
     wanted["mode"] = mode.into();
     let operations =
         vec![Operation::Put { kind: RowKind::Rule, name: name.to_owned(), body: wanted.to_string() }];
-    let proposal = Proposal::new(rule_rows.revision, reason, operations);
+    let proposal = Proposal::new(required(base_revision, &rule_rows)?, reason, operations);
     make(req, &rule_rows, (ChangeKind::Edit, proposal), confirmed).await
 }

@@ -3,7 +3,7 @@
 use ::http::StatusCode;
 use serde::Serialize;
 use tidegate::region::{PeerStatus, Region};
-use tidegate_control::AutomaticRollback;
+use tidegate_control::{Alarm, AutomaticRollback};
 use tidegate_record::timestamp;
 use utoipa::ToSchema;
 
@@ -125,6 +125,8 @@ struct RulesBody {
     /// Emergencies in force.
     emergencies: usize,
     last_automatic_rollback: Option<AutomaticRollbackBody>,
+    /// The last change or emergency that newly denied many keys, and is not undone automatically.
+    last_alarm: Option<AlarmBody>,
 }
 
 /// A change that a server rolled back by itself.
@@ -139,14 +141,38 @@ pub(super) struct AutomaticRollbackBody {
     revision: u64,
     at: String,
     at_ms: u64,
-    /// The rule, and its denials before and after.
+    /// The rule, and its newly denied keys.
     reason: String,
+    /// The tenant whose rows were restored; null if the whole change was undone.
+    tenant: Option<String>,
 }
 
 impl From<&AutomaticRollback> for AutomaticRollbackBody {
     fn from(rollback: &AutomaticRollback) -> Self {
-        let AutomaticRollback { change, rollback_change, revision, at, at_ms, reason } = rollback.clone();
-        Self { change, rollback_change, revision, at, at_ms, reason }
+        let AutomaticRollback { change, rollback_change, revision, at, at_ms, reason, tenant } =
+            rollback.clone();
+        Self { change, rollback_change, revision, at, at_ms, reason, tenant }
+    }
+}
+
+/// A change or an emergency that newly denied many keys, and is still in force.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Alarm)]
+pub(super) struct AlarmBody {
+    /// Null for an emergency.
+    change: Option<u64>,
+    /// Null for a change.
+    emergency: Option<String>,
+    at: String,
+    at_ms: u64,
+    /// The rule, its newly denied keys, and why nothing is undone.
+    reason: String,
+}
+
+impl From<&Alarm> for AlarmBody {
+    fn from(alarm: &Alarm) -> Self {
+        let Alarm { change, emergency, at, at_ms, reason } = alarm.clone();
+        Self { change, emergency, at, at_ms, reason }
     }
 }
 
@@ -173,6 +199,11 @@ impl RulesBody {
                 .control()
                 .and_then(|control| control.last_rollback())
                 .map(|rollback| AutomaticRollbackBody::from(&*rollback)),
+            last_alarm: shared
+                .rules
+                .control()
+                .and_then(|control| control.last_alarm())
+                .map(|alarm| AlarmBody::from(&*alarm)),
         }
     }
 }
@@ -224,8 +255,15 @@ pub(super) fn degraded(shared: &Shared, audience: Audience) -> Vec<String> {
             Audience::Public => "the rule store".to_owned(),
             Audience::Operators => format!("the rule store {address}"),
         };
-        reasons.push(format!("{store} does not reply: the last good rules stay in force"));
+        reasons.push(format!("{store} does not reply or takes no writes: the last good rules stay in force"));
     }
+    if let Some(found) = shared.rules.control().and_then(|control| control.audit_break()) {
+        reasons.push(format!(
+            "the audit of the rule store does not continue the last checkpoint: {found}: run `tidegate audit \
+             verify`"
+        ));
+    }
+    reasons.extend(shared.rules.refused_edits.degraded(audience));
     if let Some(status) = shared.decider.region.as_ref().and_then(Region::replication_status) {
         if status.is_replicator && !status.is_connected {
             let region = &shared.node.region_name;

@@ -15,6 +15,8 @@ pub struct LogConfig {
     pub retention: Duration,
     /// The largest size of the log, in bytes.
     pub bytes_max: u64,
+    /// Time that the records of a rule must cover to show that a change denies little.
+    pub evidence: Duration,
     /// Where it is sent besides.
     pub otlp: Option<Otlp>,
 }
@@ -38,6 +40,7 @@ impl Reader<'_> {
             sample_rate: self.share("log_sample"),
             retention: self.time("log_retention", Duration::from_mins(1), Duration::from_hours(365 * 24)),
             bytes_max: self.size("log_bytes_max") as u64,
+            evidence: self.time("log_evidence", Duration::ZERO, Duration::from_hours(1)),
             otlp: self.otlp(is_on),
         };
         is_on.then_some(log)
@@ -72,6 +75,7 @@ mod tests {
             sample_rate: 0.001,
             retention: Duration::from_hours(7 * 24),
             bytes_max: 1 << 30,
+            evidence: Duration::from_mins(5),
             otlp: None,
         };
         assert_eq!(log(&[("data_dir", "/tmp/x")]), Some(logged.clone()));

@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use tidegate::headers::ResetStyle;
+use tidegate_rules::SecretHeaders;
 use tidegate_rules::pattern::Pattern;
 
 use self::reader::Reader;
@@ -60,6 +61,8 @@ pub struct Config {
     pub region: RegionConfig,
     /// Memory of the table.
     pub memory_bytes: usize,
+    /// Memory for requests that have arrived in part.
+    pub request_memory_bytes: usize,
     /// Number of worker threads.
     pub workers: usize,
     /// Connections of each listener.
@@ -72,6 +75,10 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// Proxies that may state the client's address.
     pub trusted_proxies: Vec<IpNet>,
+    /// Header fields whose values are kept as digests.
+    pub secret_headers: SecretHeaders,
+    /// Host names of a server without tokens, besides those of loopback, in lower case.
+    pub allowed_hosts: Vec<String>,
     /// The unit of `X-RateLimit-Reset`.
     pub reset: ResetStyle,
     /// Encryption of every listener.
@@ -132,6 +139,7 @@ impl Config {
             data_dir,
             region: reader.region(),
             memory_bytes: reader.size("memory"),
+            request_memory_bytes: reader.size("request_memory"),
             workers: reader.workers(),
             connections_max: reader.number("connections_max", 1, 1_000_000),
             idle_timeout: reader.time("idle_timeout", Duration::from_secs(1), Duration::from_hours(24)),
@@ -142,6 +150,8 @@ impl Config {
             ),
             drain_timeout: reader.time("drain_timeout", Duration::ZERO, Duration::from_mins(10)),
             trusted_proxies: reader.networks("trusted_proxies"),
+            secret_headers: reader.secret_headers(),
+            allowed_hosts: reader.hosts("allowed_hosts"),
             reset: reader.reset_style(),
             tls: reader.tls(),
             tenants,
@@ -173,6 +183,15 @@ impl Reader<'_> {
                 None
             }),
         }
+    }
+
+    fn secret_headers(&mut self) -> SecretHeaders {
+        let text = self.text("secret_headers").unwrap_or_default();
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+        SecretHeaders::new(names).unwrap_or_else(|problem| {
+            self.problem("secret_headers", problem);
+            SecretHeaders::default()
+        })
     }
 
     fn workers(&mut self) -> usize {
@@ -281,6 +300,8 @@ mod tests {
     fn every_problem_is_listed() {
         let file = "
             memory = '3 bananas'
+            request_memory = 'no'
+            allowed_hosts = ['gate.example', 'http://a']
             idle_timeout = '0s'
             workers = 0
             reset_header = 'when'
@@ -304,6 +325,8 @@ mod tests {
             ("http_listen", "is not an address or a host name with a port"),
             ("resp_listen", "a boolean is not a value"),
             ("memory", "is not a size from 1MB"),
+            ("request_memory", "\"no\" is not a size from 1MB"),
+            ("allowed_hosts", "\"http://a\" is not a host name"),
             ("idle_timeout", "is outside 1s to"),
             ("workers", "is not a number from 1 to 256"),
             ("reset_header", "neither"),

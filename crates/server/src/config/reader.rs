@@ -22,6 +22,8 @@ const SIZE_BYTES_MAX: usize = 1 << 44;
 const FILE_BYTES_MAX: usize = 32 << 20;
 /// Largest number of patterns in one setting: each request is compared with all of them.
 const PATTERNS_MAX: usize = 100;
+/// Largest number of host names: a request of an operator is compared with all of them.
+const HOSTS_MAX: usize = 100;
 /// The longest name of a tenant or a token.
 pub(super) const NAME_BYTES_MAX: usize = 128;
 
@@ -164,6 +166,26 @@ impl<'g> Reader<'g> {
             }
         }
         networks
+    }
+
+    /// Returns host names, without ports, in lower case.
+    pub(super) fn hosts(&mut self, key: &str) -> Vec<String> {
+        let text = self.text(key).unwrap_or_default().to_ascii_lowercase();
+        let mut hosts = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            if part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)) {
+                hosts.push(part.to_owned());
+            } else {
+                self.problem(
+                    key,
+                    format!("{part:?} is not a host name without a port, such as gate.example"),
+                );
+            }
+        }
+        if hosts.len() > HOSTS_MAX {
+            self.problem(key, format!("{} host names is outside 0 to {HOSTS_MAX}", hosts.len()));
+        }
+        hosts
     }
 
     pub(super) fn size(&mut self, key: &str) -> usize {

@@ -1,5 +1,6 @@
 //! Decides an Envoy request: one status for each descriptor, and one code for the request.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
@@ -14,7 +15,7 @@ use tidegate::headers::headers;
 use tidegate::region::RegionCheck;
 use tidegate::{Gate, LIMITS_PER_CHECK_MAX, Outcome, Retry};
 use tidegate_record::RecordKey;
-use tidegate_rules::Class;
+use tidegate_rules::{Class, SecretHeaders, secret_digest};
 
 use super::Descriptors;
 use super::tree::{
@@ -61,15 +62,36 @@ pub(crate) async fn decide(
 ) -> Result<RateLimitResponse, Refusal> {
     check_request(request)?;
     let context = RequestContext { shared, tenant, surface: Surface::Envoy, class: CLASS };
-    let Ok(admission) = context.admit(|| subject(request, None)) else { return Ok(shed_response(request)) };
+    let kept = without_credentials(request, &shared.protocol.secret_headers);
+    let kept = &*kept;
+    let Ok(admission) = context.admit(|| subject(kept, None)) else { return Ok(shed_response(request)) };
     let descriptors = shared.rules.descriptors.load();
     let request_limits = request_limits(shared, &descriptors, tenant, request)?;
     let name = shared.tenant(tenant).name.as_bytes();
     let placement = shared.decider.placement(&[name, request.domain.as_bytes()]);
-    let checks = DescriptorChecks::new(&descriptors, tenant, request, &request_limits, &placement)?;
-    let decision = admission.decide(&checks.checks, |at| subject(request, at.map(|at| checks.at(at)))).await;
+    let checks = DescriptorChecks::new(&descriptors, tenant, (request, kept), &request_limits, &placement)?;
+    let decision = admission.decide(&checks.checks, |at| subject(kept, at.map(|at| checks.at(at)))).await;
     let decision = decision.map_err(|error| too_many(error.limits))?;
     Ok(checks.response(shared, &decision))
+}
+
+/// Returns the request with digests in place of credentials. Descriptor files are compared with the
+/// values themselves.
+fn without_credentials<'r>(
+    request: &'r RateLimitRequest,
+    secrets: &SecretHeaders,
+) -> Cow<'r, RateLimitRequest> {
+    let mut entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+    if !entries.any(|entry| secrets.is_secret(&entry.key)) {
+        return Cow::Borrowed(request);
+    }
+    let mut kept = request.clone();
+    for entry in kept.descriptors.iter_mut().flat_map(|descriptor| &mut descriptor.entries) {
+        if secrets.is_secret(&entry.key) {
+            entry.value = secret_digest(&entry.key, &entry.value);
+        }
+    }
+    Cow::Owned(kept)
 }
 
 fn check_request(request: &RateLimitRequest) -> Result<(), Refusal> {
@@ -174,24 +196,27 @@ impl<'p> DescriptorChecks<'p> {
     fn new(
         descriptors: &'p Descriptors,
         tenant: TenantIndex,
-        request: &'p RateLimitRequest,
+        (request, kept): (&RateLimitRequest, &'p RateLimitRequest),
         request_limits: &'p [Option<RequestLimit>],
         placement: &'p [u8],
     ) -> Result<Self, Refusal> {
         let count = request.descriptors.len();
         let mut all = Self { statuses: Vec::with_capacity(count), checks: Vec::with_capacity(count) };
         let mut replacing = Vec::new();
-        for (at, descriptor) in request.descriptors.iter().enumerate() {
+        for (at, (descriptor, kept_descriptor)) in
+            request.descriptors.iter().zip(&kept.descriptors).enumerate()
+        {
             if let Some(given) = request_limits.get(at).and_then(Option::as_ref) {
                 let limit = limit("", given.requests_per_unit, given.unit);
-                all.add(given.check(request, descriptor, placement), limit);
+                all.add(given.check(kept, kept_descriptor, placement), limit);
                 continue;
             }
             let mut parts = Parts::new();
-            parts.push(request.domain.as_bytes());
+            parts.push(kept.domain.as_bytes());
             // The place of the unit, which is known when the rule is.
             parts.push(b"");
-            let Some(rule) = descriptors.domains.find(&request.domain, &descriptor.entries, &mut parts)
+            let (entries, kept_entries) = (&descriptor.entries, &kept_descriptor.entries);
+            let Some(rule) = descriptors.domains.find(&request.domain, entries, kept_entries, &mut parts)
             else {
                 all.statuses.push(passed(0));
                 continue;

@@ -689,3 +689,21 @@ fn without_a_file_only_limits_of_the_request_are_decided() {
     assert_eq!(ask(&shared, "d", from_ref(&with)).overall_code(), Code::Ok);
     assert_eq!(ask(&shared, "d", &[with]).overall_code(), Code::OverLimit);
 }
+
+#[test]
+fn credentials_are_compared_with_the_file_and_counted_apart() {
+    let shared = server(
+        "
+domain: a
+descriptors:
+- key: authorization
+  value: Bearer vip
+  rate_limit: {unit: hour, requests_per_unit: 3}
+- key: authorization
+  rate_limit: {unit: hour, requests_per_unit: 1}
+",
+    );
+    for (value, limit) in [("Bearer vip", 3), ("Bearer b", 1), ("Bearer c", 1)] {
+        assert_eq!(passes(&shared, "a", &[("authorization", value)], 9), limit, "{value}");
+    }
+}

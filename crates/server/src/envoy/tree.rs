@@ -169,25 +169,28 @@ impl Domains {
     pub(super) fn find<'d>(
         &'d self,
         domain: &str,
-        entries: &'d [Entry],
+        entries: &[Entry],
+        kept: &'d [Entry],
         parts: &mut Parts<'d>,
     ) -> Option<&'d Rule> {
         let mut level = self.by_name.get(domain)?;
         let mut composite = String::new();
-        let (last, path) = entries.split_last()?;
-        for entry in path {
-            level = &level.step(entry, &mut composite, parts)?.below;
+        let mut rule = None;
+        for (entry, kept) in entries.iter().zip(kept) {
+            let step = level.step(entry, kept, &mut composite, parts)?;
+            (level, rule) = (&step.below, step.rule.as_ref());
         }
-        level.step(last, &mut composite, parts)?.rule.as_ref()
+        rule
     }
 }
 
 impl Level {
     /// The descriptor for an entry: of its very value, else the first pattern that matches, else of
-    /// any value.
+    /// any value. `kept` is the entry as it is counted.
     fn step<'d>(
         &'d self,
-        entry: &'d Entry,
+        entry: &Entry,
+        kept: &'d Entry,
         composite: &mut String,
         parts: &mut Parts<'d>,
     ) -> Option<&'d Step> {
@@ -204,9 +207,9 @@ impl Level {
                 None => self.steps.get(entry.key.as_str())?,
             },
         };
-        let value = step.shared.as_deref().unwrap_or(&entry.value);
+        let value = step.shared.as_deref().unwrap_or(&kept.value);
         // Requests with more entries are refused before.
-        parts.try_push(entry.key.as_bytes()).ok()?;
+        parts.try_push(kept.key.as_bytes()).ok()?;
         parts.try_push(value.as_bytes()).ok()?;
         Some(step)
     }

@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
-use std::time::Duration;
 
 use ::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use ::http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
@@ -15,12 +14,14 @@ use prost::Message;
 use tokio::time::timeout;
 use tonic::Status;
 
+use super::calls::Call;
 use super::reply::Reply;
 use super::timed_body::too_slow;
 use crate::auth::{Principal, TenantIndex};
 use crate::envoy::{Refusal, decide};
 use crate::metrics::{Stopwatch, Surface};
 use crate::pieces::Pieces;
+use crate::request_memory::PartialRequest;
 use crate::shared::Shared;
 
 /// The largest request. Higher: more and longer descriptors; more memory for each call that is
@@ -55,12 +56,9 @@ pub(super) fn principal(shared: &Shared, headers: &HeaderMap) -> Result<Principa
 }
 
 /// Serves one call of a tenant.
-pub(super) async fn should_rate_limit(
-    shared: &Shared,
-    tenant: TenantIndex,
-    body: Incoming,
-) -> Response<Reply> {
-    let message = match read_in_time(body, shared.protocol.client_timeouts.request).await {
+pub(super) async fn should_rate_limit(call: &Call, tenant: TenantIndex, body: Incoming) -> Response<Reply> {
+    let shared = &call.shared;
+    let message = match read_in_time(call, tenant, body).await {
         Ok(message) => message,
         Err(status) => return status.into_http(),
     };
@@ -77,20 +75,42 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|media| media.as_bytes().starts_with(GRPC.as_bytes()))
 }
 
-/// The one message of a call. Nearly always it is there already, and no alarm has to be set.
-async fn read_in_time(body: Incoming, patience: Duration) -> Result<Bytes, Status> {
-    let mut reading = pin!(read(body));
-    match poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await {
-        Poll::Ready(message) => message,
-        Poll::Pending => {
-            Box::pin(timeout(patience, reading)).await.unwrap_or_else(|_| Err(too_slow(patience)))
-        }
+/// The one message of a call. Nearly always it is there already: no alarm has to be set, and no
+/// memory charged.
+async fn read_in_time(call: &Call, tenant: TenantIndex, mut body: Incoming) -> Result<Bytes, Status> {
+    let mut pieces = Pieces::default();
+    let first = {
+        let mut reading = pin!(read(&mut body, &mut pieces, None));
+        poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await
+    };
+    match first {
+        Poll::Ready(read) => read?,
+        Poll::Pending => Box::pin(read_rest(call, tenant, &mut body, &mut pieces)).await?,
     }
+    unframed(pieces.into_bytes())
 }
 
-/// The one message of a call.
-async fn read(mut body: Incoming) -> Result<Bytes, Status> {
-    let mut pieces = Pieces::default();
+/// Reads the rest of a message that arrives in part, on the account of its tenant.
+async fn read_rest(
+    call: &Call,
+    tenant: TenantIndex,
+    body: &mut Incoming,
+    pieces: &mut Pieces,
+) -> Result<(), Status> {
+    let patience = call.shared.protocol.client_timeouts.request;
+    let partial = call.partial();
+    partial.belongs_to(tenant);
+    charge(&partial, pieces.len())?;
+    let reading = timeout(patience, read(body, pieces, Some(&partial)));
+    reading.await.unwrap_or_else(|_| Err(too_slow(patience)))
+}
+
+/// Reads a message to its end. It may be dropped at any time, and loses no piece.
+async fn read(
+    body: &mut Incoming,
+    pieces: &mut Pieces,
+    partial: Option<&PartialRequest>,
+) -> Result<(), Status> {
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| Status::cancelled(error.to_string()))?.into_data() else {
             continue;
@@ -103,8 +123,17 @@ async fn read(mut body: Incoming) -> Result<Bytes, Status> {
         if body.is_end_stream() {
             break;
         }
+        if let Some(partial) = partial {
+            charge(partial, pieces.len())?;
+        }
     }
-    unframed(pieces.into_bytes())
+    Ok(())
+}
+
+/// Charges the bytes of a message that has arrived in part.
+pub(super) fn charge(partial: &PartialRequest, bytes: usize) -> Result<(), Status> {
+    partial.set(bytes);
+    partial.charge().map_err(|failure| Status::resource_exhausted(failure.to_string()))
 }
 
 fn unframed(mut whole: Bytes) -> Result<Bytes, Status> {

@@ -7,12 +7,14 @@ use std::rc::Rc;
 
 use tokio::time::sleep_until;
 
-use crate::guard::{ClientTimeouts, from_now};
+use crate::guard::{ClientTimeouts, ConnectionState, from_now};
 use crate::load::{pulse, pulses, time_of};
+use crate::request_memory::PartialRequest;
 use crate::worker::Context;
 
 /// A connection, as its calls see it.
 pub(super) struct Connection {
+    state: Rc<ConnectionState>,
     context: Context,
     /// Open calls, the oldest first.
     begun: RefCell<VecDeque<CallStart>>,
@@ -39,9 +41,9 @@ pub(super) enum CloseReason {
 }
 
 impl Connection {
-    pub(super) fn new(context: Context) -> Self {
+    pub(super) fn new(state: Rc<ConnectionState>, context: Context) -> Self {
         let quiet_since = Cell::new(pulse());
-        Self { context, begun: RefCell::default(), lasting: Cell::new(0), quiet_since }
+        Self { state, context, begun: RefCell::default(), lasting: Cell::new(0), quiet_since }
     }
 
     /// Returns when the connection should close. It checks at intervals, so it may return up to one
@@ -73,6 +75,7 @@ impl Connection {
 
     fn begin(&self) -> u32 {
         let now = pulse();
+        self.state.slot.set_busy();
         let mut begun = self.begun.borrow_mut();
         match begun.back_mut() {
             Some(last) if last.pulse == now => last.open += 1,
@@ -107,6 +110,11 @@ impl Call {
         Self { connection, began }
     }
 
+    /// Returns the account of a message that arrives in part. The address pays until a tenant does.
+    pub(super) fn partial(&self) -> PartialRequest {
+        self.connection.state.partial.of_same_address()
+    }
+
     /// Removes the timeout of a call that streams updates.
     pub(super) fn lasting(mut self) -> Self {
         if let Some(began) = self.began.take() {
@@ -124,7 +132,11 @@ impl Drop for Call {
             Some(began) => connection.end(began),
             None => connection.lasting.set(connection.lasting.get() - 1),
         }
-        connection.quiet_since.set(pulse());
+        let now = pulse();
+        connection.quiet_since.set(now);
+        if connection.oldest().is_none() && connection.lasting.get() == 0 {
+            connection.state.slot.set_idle(now);
+        }
     }
 }
 

@@ -29,6 +29,7 @@ use tonic::Status;
 use self::calls::{Call, CloseReason, Connection};
 use self::reply::Reply;
 use self::timed_body::TimedBody;
+use crate::guard::ConnectionState;
 use crate::worker::Context;
 
 /// Calls of one connection at a time. Higher: more of them wait here instead of at the client; more
@@ -70,14 +71,14 @@ where
 
 /// Serves the calls of one connection. It closes when the server stops, when it is idle for too
 /// long, or when the client does not read a response.
-pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
+pub(crate) async fn serve<S>(stream: S, state: Rc<ConnectionState>, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let (stop, patience) = (context.stop.clone(), context.shared.protocol.client_timeouts);
     let metrics = Arc::clone(&context.shared.telemetry.metrics);
     // All calls of this connection share it, on this thread.
-    let calls = Rc::new(Connection::new(context));
+    let calls = Rc::new(Connection::new(state, context));
     let service = service_fn(|request| answer(Call::begin(Rc::clone(&calls)), request));
     let mut builder = http2::Builder::new(LocalExecutor);
     builder
@@ -114,7 +115,7 @@ async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply
     let is_watch = request.uri().path() == health::WATCH;
     let response = if request.uri().path() == SHOULD_RATE_LIMIT {
         match call::begun(&call.shared, request) {
-            Ok((tenant, body)) => call::should_rate_limit(&call.shared, tenant, body).await,
+            Ok((tenant, body)) => call::should_rate_limit(&call, tenant, body).await,
             Err(refused) => *refused,
         }
     } else {
@@ -124,9 +125,10 @@ async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply
     Ok(response.map(|reply| reply.of(call)))
 }
 
-async fn answer_beside(context: &Context, request: Request<Incoming>) -> Response<Reply> {
+async fn answer_beside(context: &Call, request: Request<Incoming>) -> Response<Reply> {
     let path = request.uri().path().to_owned();
-    let request = request.map(|body| TimedBody::new(body, context.shared.protocol.client_timeouts.request));
+    let patience = context.shared.protocol.client_timeouts.request;
+    let request = request.map(|body| TimedBody::new(body, patience, context.partial()));
     let answered = match path.split('/').nth(1).unwrap_or_default() {
         // Load balancers have no token.
         health::SERVICE => Ok(health::answer(context.stop.clone(), request).await),

@@ -12,7 +12,9 @@ use tidegate::headers::PROBLEM_CONTENT_TYPE;
 use utoipa::ToSchema;
 
 use crate::auth::Role;
+use crate::metrics::MemoryLimit;
 use crate::pipeline::rules::RulesError;
+use crate::request_memory::ReadFailure;
 
 /// A complete response.
 pub(crate) type HttpResponse = Response<Full<Bytes>>;
@@ -118,6 +120,13 @@ impl Problem {
         problem.with_field(RETRY_AFTER, HeaderValue::from_static("1"))
     }
 
+    /// The listener has as many connections as it may, and none of them is idle.
+    pub(crate) fn full() -> Self {
+        let detail = "connections: the admin listener is full, so only /healthz and /readyz are answered";
+        let problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, detail);
+        problem.with_field(RETRY_AFTER, HeaderValue::from_static("1"))
+    }
+
     pub(crate) fn wrong_method(allowed: &Method) -> Self {
         let problem =
             Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("method: only {allowed} is answered here"));
@@ -153,6 +162,21 @@ impl From<RulesError> for Problem {
                 StatusCode::INTERNAL_SERVER_ERROR,
                 format!("rules: {rules} apply to this request, at most {LIMITS_PER_CHECK_MAX} may"),
             ),
+        }
+    }
+}
+
+impl From<ReadFailure> for Problem {
+    fn from(failure: ReadFailure) -> Self {
+        let status = match failure {
+            ReadFailure::TimedOut => StatusCode::REQUEST_TIMEOUT,
+            ReadFailure::Memory(MemoryLimit::Tenant | MemoryLimit::Address) => StatusCode::TOO_MANY_REQUESTS,
+            ReadFailure::Memory(MemoryLimit::Total) => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let problem = Self::new(status, failure.to_string());
+        match failure {
+            ReadFailure::TimedOut => problem,
+            ReadFailure::Memory(_) => problem.with_field(RETRY_AFTER, HeaderValue::from_static("1")),
         }
     }
 }

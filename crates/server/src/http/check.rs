@@ -12,7 +12,7 @@ use tidegate::headers::{PROBLEM_CONTENT_TYPE, problem_body};
 use tidegate::{Decision, Outcome, Retry};
 use tidegate_core::DecisionSource;
 use tidegate_record::timestamp;
-use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule, RuleMatch};
+use tidegate_rules::{ADDRESS, DIMENSIONS_MAX, Dimensions, DimensionsError, Rule, RuleMatch, SecretHeaders};
 use utoipa::ToSchema;
 
 use super::answer::ProblemBody;
@@ -159,7 +159,8 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
             request.deny_status
         )));
     }
-    let dimensions = known_by(request.dimensions).map_err(|error| Problem::bad_request(error.to_string()))?;
+    let dimensions = known_by(request.dimensions, &req.shared.protocol.secret_headers)
+        .map_err(|error| Problem::bad_request(error.to_string()))?;
     let rules = req.shared.rules.load();
     let matched = rules.match_request(req.shared, principal.tenant, &dimensions);
     match matched.decide(req.shared, Surface::Check, request.cost).await {
@@ -173,8 +174,8 @@ async fn decide(req: &HttpRequest<'_>) -> Result<HttpResponse, Problem> {
 }
 
 /// Returns the dimensions of the request. All spellings of an IP address count as one.
-fn known_by(pairs: Pairs<'_>) -> Result<Dimensions<'_>, DimensionsError> {
-    let mut dimensions = Dimensions::default();
+fn known_by<'p>(pairs: Pairs<'p>, secrets: &'p SecretHeaders) -> Result<Dimensions<'p>, DimensionsError> {
+    let mut dimensions = Dimensions::keeping_secret(secrets);
     for (name, value) in pairs {
         match (name == ADDRESS).then(|| value.parse()) {
             Some(Ok(address)) => dimensions.add_address(address)?,

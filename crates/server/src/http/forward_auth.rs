@@ -118,7 +118,7 @@ fn deny_status(query: Option<&str>) -> Result<StatusCode, Problem> {
 /// cannot be wrong.
 fn describe<'h>(req: &'h HttpRequest<'_>, used: &'h [String]) -> Result<Dimensions<'h>, Problem> {
     let headers = &req.parts.headers;
-    let mut request = Dimensions::default();
+    let mut request = Dimensions::keeping_secret(&req.shared.protocol.secret_headers);
     for name in used {
         let added = match name.as_str() {
             ADDRESS => request.add_address(client_address(req)),

@@ -2,6 +2,7 @@
 //! bytes, and for a needed reply of the origin or the store.
 
 mod answer;
+mod browser;
 mod check;
 mod envoy_json;
 mod forward_auth;
@@ -26,17 +27,20 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tidegate::headers::set_headers;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use crate::auth::{Caller, Principal, Role};
+use crate::guard::ConnectionState;
 use crate::metrics::{Stopwatch, Surface};
 use crate::pieces::Pieces;
 use crate::pipeline::RequestDecision;
+use crate::request_memory::ReadFailure;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
 use self::answer::spare;
 pub(crate) use self::answer::{HttpResponse, Problem, ProblemBody, json, read_json, text};
+pub(crate) use self::browser::{refuse_body_type, refuse_foreign_host, refuse_foreign_origin};
 pub(crate) use self::path::normal_path;
 
 /// The largest body: a hundred limits of the longest names, written wastefully.
@@ -93,31 +97,58 @@ impl<'s> HttpRequest<'s> {
     }
 }
 
-/// Serves the requests of one connection.
-pub(crate) async fn serve<S>(stream: S, peer: SocketAddr, context: Context) -> io::Result<()>
-where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
-{
-    serve_with(stream, peer, context, route).await
+/// A connection, as its requests see it. All workers share the count of the inner `Arc`; the count
+/// of the `Rc` around this belongs to one connection.
+struct HttpConnection {
+    shared: Arc<Shared>,
+    state: Rc<ConnectionState>,
 }
 
-/// Serves the requests of one connection with `route`.
+/// Serves the requests of one connection.
+pub(crate) async fn serve<S>(stream: S, state: Rc<ConnectionState>, context: Context) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    serve_with(stream, state, context, true, route).await
+}
+
+/// Serves the requests of one connection with `route`; only the first one unless it is kept alive.
 pub(crate) async fn serve_with<S, R>(
-    stream: S,
-    peer: SocketAddr,
+    mut stream: S,
+    state: Rc<ConnectionState>,
     context: Context,
+    keep_alive: bool,
     route: R,
 ) -> io::Result<()>
 where
-    S: AsyncRead + AsyncWrite + Unpin + 'static,
+    S: AsyncRead + AsyncWrite + Unpin,
     R: AsyncFn(&HttpRequest<'_>) -> HttpResponse + Copy + 'static,
 {
-    // All workers share the count of the `Arc`; the count of the `Rc` belongs to this connection.
-    let shared = Rc::new(Arc::clone(&context.shared));
-    let service = service_fn(move |request| answer(Rc::clone(&shared), peer, request, route));
+    let served = serve_requests(&mut stream, Rc::clone(&state), &context, keep_alive, route).await;
+    if let Some(failure) = state.partial.take_failure() {
+        // The head has not arrived completely, so no handler has answered.
+        stream.write_all(&head_refusal(failure)).await?;
+        stream.shutdown().await?;
+    }
+    served
+}
+
+async fn serve_requests<S, R>(
+    stream: &mut S,
+    state: Rc<ConnectionState>,
+    context: &Context,
+    keep_alive: bool,
+    route: R,
+) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    R: AsyncFn(&HttpRequest<'_>) -> HttpResponse + Copy + 'static,
+{
+    let connection = Rc::new(HttpConnection { shared: Arc::clone(&context.shared), state });
+    let service = service_fn(move |request| answer(Rc::clone(&connection), request, route));
     let mut builder = http1::Builder::new();
     // Responses are short: one buffer costs the kernel less than two.
-    builder.max_buf_size(HEAD_BYTES_MAX).half_close(true).writev(false);
+    builder.max_buf_size(HEAD_BYTES_MAX).half_close(true).writev(false).keep_alive(keep_alive);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut finishing = false;
     let ended = woken_by_stop(&context.stop, |task| {
@@ -131,21 +162,29 @@ where
     ended.await.map_err(io::Error::other)
 }
 
-#[expect(
-    clippy::redundant_allocation,
-    reason = "the inner count is shared by all workers, the outer one by none"
-)]
+/// The response to a request whose head is not awaited any longer.
+fn head_refusal(failure: ReadFailure) -> Vec<u8> {
+    let problem = Problem::from(failure);
+    let (status, detail) = (problem.status, problem.detail);
+    let length = detail.len() + 1;
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {length}\r\n\
+         connection: close\r\n\r\n{detail}\n"
+    )
+    .into_bytes()
+}
+
 async fn answer(
-    shared: Rc<Arc<Shared>>,
-    peer: SocketAddr,
+    connection: Rc<HttpConnection>,
     request: Request<Incoming>,
     route: impl AsyncFn(&HttpRequest<'_>) -> HttpResponse,
 ) -> Result<HttpResponse, Infallible> {
+    let HttpConnection { shared, state } = &*connection;
     let (parts, body) = request.into_parts();
-    let caller = caller(&shared, &parts.headers);
-    Ok(match read(caller.is_some(), body).await {
+    let caller = caller(shared, &parts.headers);
+    Ok(match read(caller.as_ref(), body, state).await {
         Ok(body) => {
-            let req = HttpRequest { shared: &shared, peer, caller, parts, body };
+            let req = HttpRequest { shared, peer: state.peer, caller, parts, body };
             let answer = route(&req).await;
             spare(req.parts.headers);
             answer
@@ -156,13 +195,24 @@ async fn answer(
 }
 
 /// Reads the whole body. The body of an unauthenticated caller is not read, so it takes no memory.
-async fn read(is_known: bool, mut body: Incoming) -> Result<Bytes, Problem> {
+/// That of another one is charged to its tenant while it arrives.
+async fn read(
+    caller: Option<&Caller>,
+    body: Incoming,
+    ConnectionState { partial, .. }: &ConnectionState,
+) -> Result<Bytes, Problem> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    if !is_known {
-        return Err(Problem::unauthorized());
-    }
+    let Some(caller) = caller else { return Err(Problem::unauthorized()) };
+    partial.belongs_to(caller.principal.tenant);
+    partial.await_rest(true);
+    let read = read_pieces(body).await;
+    partial.await_rest(false);
+    read.map_err(|problem| partial.take_failure().map_or(problem, Problem::from))
+}
+
+async fn read_pieces(mut body: Incoming) -> Result<Bytes, Problem> {
     let mut pieces = Pieces::default();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, format!("body: {error}")))?;

@@ -228,7 +228,8 @@ pub(crate) mod tests {
     /// A server that records all decisions.
     pub(crate) fn recording(folder: &Path) -> Shared {
         let (sample_rate, retention) = (1.0, Duration::from_hours(1));
-        let log = LogConfig { sample_rate, retention, bytes_max: 1 << 20, otlp: None };
+        let (bytes_max, evidence) = (1 << 20, Duration::ZERO);
+        let log = LogConfig { sample_rate, retention, bytes_max, evidence, otlp: None };
         let mut config = Config { log: Some(log), ..small_config(None) };
         let mut shared = Shared::new(&mut config).expect("fits");
         shared.keep_log_in(folder, &config).expect("opens");

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use arrayvec::ArrayVec;
 use tidegate::{Gate, LIMITS_PER_CHECK_MAX, Outcome};
-use tidegate_control::RuleCount;
+use tidegate_control::{KeyOutcome, RuleKeys};
 use tidegate_record::RecordKey;
 use tidegate_rules::{Dimensions, EmergencyTerms, KEY_PARTS_MAX, Mode, Rule, RuleMatch};
 
@@ -40,7 +40,7 @@ pub(crate) struct MatchedRule<'r, 'd> {
     pub(crate) matched: RuleMatch<'r, 'd>,
     /// How many units above its limit may pass at most.
     pub(crate) bound: u64,
-    pub(crate) count: &'r RuleCount,
+    pub(crate) keys: &'r RuleKeys,
     pub(crate) gate: Cow<'r, Gate>,
 }
 
@@ -60,16 +60,19 @@ impl MatchedRule<'_, '_> {
         self.matched.terms.mode == Mode::Enforce
     }
 
-    fn count(&self, is_allowed: bool) {
-        // A denial by an emergency is not a denial of the rule.
-        if self.matched.terms.emergency.is_some() {
-            return;
-        }
-        if self.is_enforced() {
-            self.count.count(is_allowed);
-        } else {
-            self.count.count_in_shadow(is_allowed);
-        }
+    /// Notes the outcome for the key, by which changes of the rule are judged.
+    fn note(&self, shared: &Shared, tenant: TenantIndex, is_allowed: bool) {
+        let terms = &self.matched.terms;
+        let outcome = match terms.mode {
+            // A request that an emergency let pass says nothing about the rule.
+            _ if terms.emergency.is_some() && is_allowed => return,
+            _ if terms.emergency.is_some() => KeyOutcome::DeniedByEmergency,
+            _ if is_allowed => KeyOutcome::Allowed,
+            Mode::Enforce => KeyOutcome::Denied,
+            Mode::Shadow => KeyOutcome::DeniedInShadow,
+        };
+        let key = (shared.tenant(tenant).name.as_str(), self.matched.key.iter().copied());
+        self.keys.note(&shared.key_memory, key, outcome);
     }
 }
 
@@ -102,10 +105,10 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         let context = RequestContext { shared, tenant: self.tenant, surface, class };
         let admission = context.admit(|| self.subject(None, cost)).map_err(RulesError::Shed)?;
         if enforced.len() > LIMITS_PER_CHECK_MAX {
-            // Each rule counts a denial. Otherwise the change that caused it would not be rolled
+            // Each rule notes a denial. Otherwise the change that caused it would not be rolled
             // back. No rule decided, so the record has the key of the first.
             for rule in enforced {
-                rule.count(false);
+                rule.note(shared, self.tenant, false);
             }
             admission.refuse(|| self.subject(Some(0), cost));
             return Err(self.too_many());
@@ -115,7 +118,7 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         let decision = admission.decide(&checks, |at| self.subject(at, cost)).await;
         let decision = decision.map_err(|_| self.too_many())?;
         for (rule, outcome) in self.outcomes(&decision) {
-            rule.count(outcome.is_allowed());
+            rule.note(shared, self.tenant, outcome.is_allowed());
         }
         Ok(decision)
     }

@@ -14,6 +14,7 @@ use super::pending::{PendingCheck, PendingReplies, PendingReply, all_replies};
 use super::reply::Reply;
 use super::request::{Parser, Trust};
 use super::throttle::{self, Gates};
+use crate::auth::TenantIndex;
 use crate::metrics::{Stopwatch, Surface};
 use crate::shared::Shared;
 
@@ -64,6 +65,11 @@ impl Dialogue {
             client_state: ClientState::new(shared),
             index: BatchIndex::default(),
         }
+    }
+
+    /// The tenant of the client, once it is authenticated.
+    pub(super) fn tenant(&self) -> Option<TenantIndex> {
+        self.client_state.principal.map(|principal| principal.tenant)
     }
 
     /// Writes replies to the requests at the beginning of `input` into `out`. Returns the bytes

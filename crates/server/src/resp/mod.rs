@@ -22,6 +22,7 @@ mod tests;
 use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context as Task, Poll, ready};
 
@@ -29,6 +30,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use self::dialogue::{Dialogue, Next, REPLY_BYTES_MAX};
 use self::pending::PendingReplies;
+use crate::guard::ConnectionState;
+use crate::pieces::append;
 use crate::shared::Shared;
 use crate::worker::{Context, woken_by_stop};
 
@@ -60,16 +63,17 @@ thread_local! {
 }
 
 /// Serves the commands of one connection.
-pub(crate) async fn serve<S>(stream: S, context: Context) -> io::Result<()>
+pub(crate) async fn serve<S>(stream: S, state: Rc<ConnectionState>, context: Context) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
-    let mut connection = Connection::new(stream, Arc::clone(&context.shared));
+    let mut connection = Connection::new(stream, state, Arc::clone(&context.shared));
     woken_by_stop(&context.stop, |task| connection.poll(task)).await
 }
 
 struct Connection<S> {
     stream: S,
+    state: Rc<ConnectionState>,
     shared: Arc<Shared>,
     dialogue: Dialogue,
     /// Unanswered input: a part of a request, or requests that wait until the client has read its
@@ -87,10 +91,11 @@ struct Connection<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    fn new(stream: S, shared: Arc<Shared>) -> Self {
+    fn new(stream: S, state: Rc<ConnectionState>, shared: Arc<Shared>) -> Self {
         let dialogue = Dialogue::new(Arc::clone(&shared));
         Self {
             stream,
+            state,
             shared,
             dialogue,
             pending: Vec::new(),
@@ -150,7 +155,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let mut fresh = 0;
         if !self.stalled {
             let mut into = ReadBuf::new(read);
-            ready!(Pin::new(&mut self.stream).poll_read(task, &mut into))?;
+            if let Err(error) = ready!(Pin::new(&mut self.stream).poll_read(task, &mut into)) {
+                return Poll::Ready(self.refuse_rest(error));
+            }
             fresh = into.filled().len();
             if fresh == 0 {
                 self.closing = true;
@@ -175,19 +182,37 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         Poll::Ready(Ok(()))
     }
 
+    /// Ends the connection with an error in place of a request that has arrived in part.
+    fn refuse_rest(&mut self, error: io::Error) -> io::Result<()> {
+        let Some(failure) = self.state.partial.take_failure() else { return Err(error) };
+        self.pending = Vec::new();
+        self.state.partial.set(0);
+        self.unsent.extend_from_slice(format!("-ERR {failure}\r\n").as_bytes());
+        self.closing = true;
+        Ok(())
+    }
+
     /// Answers the requests in `pending` and in the fresh input.
     fn answer(&mut self, fresh: &[u8], out: &mut Vec<u8>) -> Next {
-        if self.pending.is_empty() {
+        let next = if self.pending.is_empty() {
             let (used, next) = self.dialogue.answer(fresh, out);
-            self.pending.extend_from_slice(&fresh[used..]);
-            return next;
+            append(&mut self.pending, &fresh[used..]);
+            next
+        } else {
+            append(&mut self.pending, fresh);
+            let (used, next) = self.dialogue.answer(&self.pending, out);
+            if used > 0 {
+                self.pending.drain(..used);
+                self.pending.shrink_to(KEPT_BYTES_MAX);
+            }
+            next
+        };
+        if !self.pending.is_empty()
+            && let Some(tenant) = self.dialogue.tenant()
+        {
+            self.state.partial.belongs_to(tenant);
         }
-        self.pending.extend_from_slice(fresh);
-        let (used, next) = self.dialogue.answer(&self.pending, out);
-        self.pending.drain(..used);
-        if self.pending.is_empty() {
-            self.pending.shrink_to(KEPT_BYTES_MAX);
-        }
+        self.state.partial.set(self.pending.len());
         next
     }
 

@@ -1,5 +1,6 @@
 //! Tests of requests and replies, byte by byte.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,9 @@ use super::request::{ARGUMENT_BYTES_MAX, ARGUMENTS_MAX, LINE_BYTES_MAX, Protocol
 use super::{READ_BYTES, serve};
 use crate::auth::TokenHash;
 use crate::fuzzing::small_config;
+use crate::guard::ConnectionState;
 use crate::pipeline::tests::{overloaded, recording};
+use crate::request_memory::PartialRequest;
 use crate::shared::Shared;
 use crate::worker::Context;
 
@@ -751,7 +754,12 @@ fn connect(
         stop_admin: CancellationToken::new(),
         cut: CancellationToken::new(),
     };
-    (client, tokio::task::spawn_local(serve(server, context)), stop)
+    let state = ConnectionState {
+        peer: ([127, 0, 0, 1], 1).into(),
+        slot: Arc::default(),
+        partial: PartialRequest::new(&bench.shared.request_memory, [127, 0, 0, 1].into()),
+    };
+    (client, tokio::task::spawn_local(serve(server, Rc::new(state), context)), stop)
 }
 
 fn on_this_thread(test: impl Future<Output = ()>) {

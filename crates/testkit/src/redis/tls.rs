@@ -16,8 +16,8 @@ pub struct TlsRedis {
     pub port: u16,
     /// Certificate that a client must trust, in PEM.
     pub roots: Vec<u8>,
-    /// The folder with the certificate of the server.
-    _dir: TempDir,
+    /// The folder with the certificate of the server, unless it is a test's own.
+    _dir: Option<TempDir>,
 }
 
 impl TlsRedis {
@@ -27,12 +27,18 @@ impl TlsRedis {
         let dir = tempfile::tempdir().expect("a folder");
         let certificate = write(dir.path(), "certificate.pem", &made.cert.pem());
         let key = write(dir.path(), "key.pem", &made.signing_key.serialize_pem());
+        Self { _dir: Some(dir), ..Self::presenting(&certificate, &key) }
+    }
+
+    /// Starts it with a certificate and its key in these files.
+    pub fn presenting(certificate: &str, key: &str) -> Self {
+        let roots = std::fs::read(certificate).expect("a certificate");
         let port = free_port();
         let listen = ["--tls-port", &port.to_string(), "--tls-auth-clients", "no"];
-        let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key];
-        let trust = ["--tls-ca-cert-file", &certificate];
+        let files = ["--tls-cert-file", certificate, "--tls-key-file", key];
+        let trust = ["--tls-ca-cert-file", certificate];
         let redis = Redis::start(&[&listen[..], &files, &trust].concat());
-        Self { redis, port, roots: made.cert.pem().into_bytes(), _dir: dir }
+        Self { redis, port, roots, _dir: None }
     }
 }
 

@@ -91,7 +91,7 @@ fn a_rule_that_cannot_be_measured_is_not_left_less_than_was_approved() {
             of_template(amount, traffic, Arc::clone(approved)).is_beyond
         };
         let whole = approved_at(100);
-        assert_eq!([100, 51, 50, 1].map(|amount| again(amount, &whole)), [false, false, true, true]);
+        assert_eq!([100, 51, 50, 1].map(|amount| again(amount, &whole)), [false, true, true, true]);
         let half = approved_at(50);
         assert_eq!([51, 50, 49, 0].map(|amount| again(amount, &half)), [false, false, true, true]);
     }

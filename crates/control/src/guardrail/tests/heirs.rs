@@ -76,7 +76,7 @@ fn a_period_that_overrides_have_from_their_rule_is_compared_for_each_of_them() {
 fn a_burst_that_overrides_have_from_their_rule_is_compared_for_each_of_them() {
     let wide = [over(r#""key":["*"],"limit":1000"#)];
     let burst = |burst: u32| format!(r#"{PER_MINUTE},"burst":{burst}"#);
-    assert_eq!(needs((PER_MINUTE, &burst(60)), &[]), ChangeNeeds::Confirmation);
+    assert_eq!(needs((PER_MINUTE, &burst(60)), &[]), ChangeNeeds::Approver);
     assert_eq!(needs((PER_MINUTE, &burst(60)), &wide), ChangeNeeds::Approver);
     // The rule now sets its default burst: it stays the same, but its overrides change.
     assert_eq!(needs((PER_MINUTE, &burst(100)), &[]), ChangeNeeds::Nothing);

@@ -14,13 +14,14 @@ const WEIGHT: u64 = 400;
 /// Flush intervals that a grant should last while other nodes may need the rest.
 const INTERVALS: u64 = 3;
 
-/// Least burst that nodes divide, in multiples of the largest recent cost. Each node strands up to one
-/// cost in a grant too small for its next request. Higher: fewer false denials where several nodes
-/// serve large costs; more requests wait for the origin. `tidegate sim --loads` compares both.
+/// Least burst that nodes divide, in multiples of the largest recent cost. Each node strands up to
+/// one cost in a grant too small for its next request. Higher: fewer false denials where several
+/// nodes serve large costs; more requests wait for the origin. `tidegate sim --loads` compares
+/// both.
 const COSTS_PER_BURST: u64 = 40;
 
-/// Each call lowers the largest recent cost by one part in so many. Higher: grants return later after
-/// a large request.
+/// Each call lowers the largest recent cost by one part in so many. Higher: grants return later
+/// after a large request.
 const COST_DECAY_PARTS: u64 = 8;
 
 /// The measured rate of a meter's usage, and the requests since the last measurement.
@@ -86,9 +87,9 @@ impl Demand {
     }
 
     /// Returns the grant that the node should have: for the next few flush intervals, or for the
-    /// life of a grant as far as there are `spare` units. Returns 0 if the origin should decide each
-    /// request: for a key with hardly any requests, and where a grant would only strand units that
-    /// no request fits in.
+    /// life of a grant as far as there are `spare` units. Returns 0 if the origin should decide
+    /// each request: for a key with hardly any requests, and where a grant would only strand units
+    /// that no request fits in.
     pub(super) fn want(self, terms: &Terms, flush_us: u64, life_us: u64, spare: u64) -> u64 {
         if self.milli_per_s.saturating_mul(life_us).saturating_mul(2) < MILLI * US_PER_SECOND {
             return 0;
@@ -102,8 +103,8 @@ impl Demand {
     }
 
     /// Whether requests of the largest recent cost, or of the call that is made, hardly fit into a
-    /// grant, or into the parts of a divided burst. Between regions they may not: while peers use the whole rate, a region in debt
-    /// recovers only by the units that they leave.
+    /// grant, or into the parts of a divided burst. Between regions they may not: while peers use
+    /// the whole rate, a region in debt recovers only by the units that they leave.
     fn is_stranded_in(self, grant: u64, terms: &Terms) -> bool {
         let cost_milli = self.cost_milli.max(self.carried_cost.saturating_mul(MILLI));
         let burst_least_milli = COSTS_PER_BURST.saturating_mul(cost_milli);

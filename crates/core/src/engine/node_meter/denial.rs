@@ -9,9 +9,10 @@ use crate::origin::{MeterReply, REPORTS_PER_BURST, Terms};
 const FIRST_DENIAL_PARTS: u64 = 16;
 
 /// Recent exhausted replies after which a node denies while the origin has room. The origin granted
-/// less than the node wants, but a request may still fit in the room. Higher: fewer false denials of
-/// keys near their limit; more calls for keys above it. A limit of several regions is denied at once:
-/// while peers use the whole rate, a region in debt recovers only by the units that they leave.
+/// less than the node wants, but a request may still fit in the room. Higher: fewer false denials
+/// of keys near their limit; more calls for keys above it. A limit of several regions is denied at
+/// once: while peers use the whole rate, a region in debt recovers only by the units that they
+/// leave.
 const REPLIES_WITH_ROOM: u8 = 4;
 
 /// The longest drain time that a node waits for while other nodes have grants, µs: they may return

@@ -27,8 +27,8 @@ use crate::limit::Algorithm;
 /// at once.
 const RETENTION_US: u64 = 60_000_000;
 
-/// The longest that a level is retained, µs: seventeen years. A full burst drains in ten, and a level
-/// may exceed the burst.
+/// The longest that a level is retained, µs: seventeen years. A full burst drains in ten, and a
+/// level may exceed the burst.
 const RETAINED_US_MAX: u64 = 1 << 49;
 
 /// Where the sums of all that was ever charged, and of all that was given back, stop.

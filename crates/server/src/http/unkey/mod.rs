@@ -13,6 +13,7 @@ use ::http::{Method, StatusCode};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::browser::{refuse_body_type, refuse_foreign_host, refuse_foreign_origin};
 use super::object::Object;
 use super::{HttpRequest, HttpResponse, Problem, read_json, text, timed};
 use crate::auth::Role;
@@ -144,6 +145,11 @@ impl Endpoint {
 
     async fn answer(self, req: &HttpRequest<'_>) -> Result<HttpResponse, Refusal> {
         let who = req.principal(self.role())?;
+        if self.role() == Role::Operator && req.shared.credentials.load().is_open() {
+            refuse_foreign_host(req)?;
+            refuse_foreign_origin(req)?;
+            refuse_body_type(req)?;
+        }
         match self {
             Self::Limit => limit::answer(req, who).await,
             Self::MultiLimit => multi::answer(req, who).await,
