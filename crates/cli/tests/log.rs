@@ -176,7 +176,7 @@ fn denial_is_explained_in_text_after_a_restart() {
     let text = String::from_utf8(similar.stdout).expect("text");
     assert!(text.contains("records exist for similar keys: --key user:42"), "{text}");
     for (flag, value, words) in [
-        ("--at", "yesterday", "at: \"yesterday\" is neither RFC 3339"),
+        ("--at", "yesterday", "'yesterday' for '--at <TIME>': expected RFC 3339"),
         ("--window", "2h", "window: 7200s is outside"),
         ("--records", "0", "records: \"0\" is not a number from 1 to 100"),
         ("--tenant", "nobody", "tenant: there is none named \"nobody\""),

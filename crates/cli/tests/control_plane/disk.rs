@@ -63,8 +63,10 @@ fn logged(log: &Path, text: &str) -> usize {
 }
 
 fn apply(server: &Server, limit: u32) -> Reply {
+    let base_revision = number(server, "tidegate_rules_revision");
     let change = format!(
-        r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "per_user", "body": {}}}], "confirmed": true}}"#,
+        r#"{{"operations": [{{"do": "put", "kind": "rule", "name": "per_user", "body": {}}}],
+            "base_revision": {base_revision}, "confirmed": true}}"#,
         per_user(limit)
     );
     send(server.address("admin"), &request("POST", "/v1/rules/apply", &[], Some(&change)))
