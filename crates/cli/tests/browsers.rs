@@ -15,7 +15,7 @@ use tidegate_testkit::Server;
 
 type Fields = &'static [(&'static str, &'static str)];
 
-/// What a browser sends for a page of another site, and the status of the answer.
+/// Requests of a browser for a page of another site, and the status of the answer.
 const ATTACKS: [(&str, Fields, u16); 9] = [
     ("a form", &[("content-type", "application/x-www-form-urlencoded")], 415),
     ("a form of plain text", &[("content-type", "text/plain")], 415),

@@ -46,7 +46,7 @@ impl Default for PlanPermits {
     }
 }
 
-/// What a change is compared with, besides the rules in force.
+/// The basis of a comparison of a change, besides the rules in force.
 #[derive(Debug, Default)]
 pub(crate) struct PlanBasis {
     /// Its effect at its approval.

@@ -341,8 +341,7 @@ fn forecast_lists_the_rules_to_be_watched() {
 }
 
 proptest! {
-    /// Whatever fewer keys than the floor do, and however many keys are invented, nothing is undone
-    /// and no alarm is raised.
+    /// Requests of fewer keys than the floor, and of invented keys, undo nothing, without an alarm.
     #[test]
     fn fewer_keys_than_the_floor_undo_nothing(
         known in 9_u32..40,

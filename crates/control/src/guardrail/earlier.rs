@@ -15,7 +15,7 @@ use super::plan::with;
 /// noticed; an author more often confirms a change again.
 pub(crate) const SERIES_MS: u64 = 24 * 60 * 60 * 1_000;
 
-/// What a change of an author is judged by, besides the rules in force.
+/// The history that a change of an author is judged by, besides the rules in force.
 #[derive(Debug, Default)]
 pub(crate) struct AuthorHistory {
     changes: AuthorChanges,

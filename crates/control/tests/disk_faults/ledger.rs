@@ -1,4 +1,4 @@
-//! What the stores have acknowledged, in a file that outlives the process. It is on another disk,
+//! Acknowledged writes of the stores, in a file that outlives the process. It is on another disk,
 //! without faults.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! The rule store, the embedded store and the decision log on a disk that fails: full, with errors
-//! of writes, reads and syncs, with writes that reach the file by half, and with kills. What was
-//! acknowledged is there afterwards, and everything works again soon after the faults end.
+//! of writes, reads and syncs, with writes that reach the file by half, and with kills.
+//! Acknowledged writes are there afterwards, and the stores work again soon after the faults end.
 //!
 //! The test starts itself again as child processes, with the library of disk faults. A child runs
 //! seeded schedules until one of them kills it; the next child checks what is left.

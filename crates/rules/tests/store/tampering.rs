@@ -87,7 +87,7 @@ fn credential(name: &str, digits: &str) -> Credential {
     }
 }
 
-/// What a verification names if the operations of the first change are not proven.
+/// The parts that a verification names if the operations of the first change are not proven.
 const UNPROVEN: [&str; 2] = [
     r#"change "1" (revision 1) was edited: operations"#,
     r#"template "plan" (revision 1) is not proven: change 1 wrote it"#,
