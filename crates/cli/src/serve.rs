@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::out::{Reader, shown};
-use crate::{CommandResult, Failure, environment};
+use crate::{CommandResult, Failure, environment, style};
 
 /// After a second signal, the exit status is this plus the signal's number, as in shells.
 const EXIT_SIGNAL: u8 = 128;
@@ -83,7 +83,11 @@ pub(crate) fn run(matches: &ArgMatches) -> CommandResult {
         runtime.block_on(print_origin(&prepared))?;
         return Ok(ExitCode::SUCCESS);
     }
-    tracing_subscriber::fmt().with_env_filter(filter.unwrap_or_default()).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.unwrap_or_default())
+        .with_writer(std::io::stderr)
+        .with_ansi(style::is_on_aside())
+        .init();
     let done = runtime.block_on(serve(prepared));
     // After a second signal, the process does not wait for tasks that still run.
     runtime.shutdown_background();

@@ -80,6 +80,11 @@ pub(crate) fn is_on() -> bool {
     Colors::current().stdout
 }
 
+/// Whether standard error has colours.
+pub(crate) fn is_on_aside() -> bool {
+    Colors::current().stderr
+}
+
 /// A text in a style, for standard output.
 pub(crate) fn paint(style: Style, text: impl Display) -> String {
     painted(Colors::current().stdout, style, &text)

@@ -4,7 +4,7 @@
 //! a client that sends many requests counts as one key. Keys without an allowed request before the
 //! change do not count, so a client cannot invent them afterwards.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,6 +99,8 @@ pub(super) enum AlarmCause {
     Security(String),
     /// Another person approved the change.
     Approved,
+    /// The change enforces this rule for the first time, with the terms that it had in shadow mode.
+    FirstEnforcement(String),
     /// The change is for several tenants, and only keys of this one are newly denied.
     OneTenant(String),
 }
@@ -108,6 +110,9 @@ impl fmt::Display for AlarmCause {
         match self {
             Self::Security(rule) => write!(f, "rule {rule:?} has class security"),
             Self::Approved => f.write_str("another person approved it"),
+            Self::FirstEnforcement(rule) => {
+                write!(f, "rule {rule:?} is enforced with the terms that it had in shadow mode")
+            }
             Self::OneTenant(tenant) => {
                 write!(f, "it is for several tenants, and only keys of tenant {tenant:?} are newly denied")
             }
@@ -125,6 +130,8 @@ pub(super) struct ChangeWatch {
     /// The rules that it may have made stricter, each with the tenant that it concerns; `None` if
     /// it concerns several.
     pub(super) rules: HashMap<String, Option<Arc<str>>>,
+    /// The rules among them that had the same terms in shadow mode. A jump of these undoes nothing.
+    pub(super) shadowed: BTreeSet<String>,
     pub(super) approved: Option<ApprovedEffect>,
     /// The reason why it is never undone.
     pub(super) alarm: Option<AlarmCause>,
@@ -148,6 +155,8 @@ struct WatchedChange {
 struct WatchedRule {
     /// The tenant that the change of the rule concerns; `None` for several.
     tenant: Option<Arc<str>>,
+    /// Whether the rule had the same terms in shadow mode.
+    is_shadowed: bool,
     /// Approved share of newly denied requests.
     approved: f64,
     /// The look from which on denials count.
@@ -275,7 +284,7 @@ impl Denials {
 
     /// Watches a change. Returns the changes that are dropped to make room.
     pub(super) fn watch(&mut self, new: ChangeWatch, in_force: &impl NodeRules) -> Vec<u64> {
-        let ChangeWatch { change, applied_ms, since_look, rules, approved, alarm } = new;
+        let ChangeWatch { change, applied_ms, since_look, rules, shadowed, approved, alarm } = new;
         if self.is_watched(change) {
             return Vec::new();
         }
@@ -287,7 +296,8 @@ impl Denials {
             let tenant = rules.get(&*name).cloned().flatten();
             let baselines = self.baselines(&name, keys, tenant.as_deref(), looks)?;
             let approved = approved.as_ref().map_or(0.0, |approved| approved.share_of(&name));
-            Some((name, WatchedRule { tenant, approved, since_look, baselines }))
+            let is_shadowed = shadowed.contains(&*name) && !self.is_in_question(&name);
+            Some((name, WatchedRule { tenant, is_shadowed, approved, since_look, baselines }))
         };
         let rules: HashMap<_, _> = found.into_iter().take(RULES_MAX).filter_map(touched).collect();
         // A change that makes nothing stricter cannot be a mistake, and must not displace one that
@@ -391,7 +401,7 @@ impl Denials {
         rekeyed: &HashSet<String>,
         in_force: &impl NodeRules,
     ) -> WatchForecast {
-        let mut forecast = WatchForecast::default();
+        let (mut forecast, mut revertible, mut first_shadowed) = (WatchForecast::default(), false, None);
         let keys: HashMap<&str, &RuleKeys> = in_force
             .counted()
             .filter(|(rule, _)| touched.binary_search_by(|name| name.as_str().cmp(&rule.name)).is_ok())
@@ -400,7 +410,7 @@ impl Denials {
         for rule in touched {
             if stricter.new.contains(rule) {
                 forecast.leave_out(rule, UnwatchedReason::New);
-            } else if !stricter.known.contains(rule) && !self.is_in_question(rule) {
+            } else if !stricter.has_precedent(rule) && !self.is_in_question(rule) {
                 // The change only relaxes the rule.
             } else if rekeyed.contains(rule) {
                 forecast.leave_out(rule, UnwatchedReason::OtherKey);
@@ -408,9 +418,14 @@ impl Denials {
                 forecast.leave_out(rule, reason);
             } else if forecast.rule_count < RULES_MAX {
                 forecast.add(rule);
+                revertible |= !stricter.shadowed.contains(rule) || self.is_in_question(rule);
+                first_shadowed = first_shadowed.or_else(|| stricter.shadowed.get(rule));
             }
         }
-        forecast
+        match first_shadowed.filter(|_| !revertible) {
+            Some(rule) => forecast.alarm_only(AlarmCause::FirstEnforcement(rule.clone())),
+            None => forecast,
+        }
     }
 
     /// Returns the reason why a rule cannot be judged now.
@@ -457,13 +472,14 @@ impl WatchedChange {
             let all = rule.jump(tallies)?;
             let one = only.filter(|_| rule.tenant.is_none());
             let one = one.map(|tenant| AlarmCause::OneTenant(tenant.to_owned()));
+            let first = rule.is_shadowed.then(|| AlarmCause::FirstEnforcement(name.to_string()));
             Some(DenialJump {
                 change: self.change,
                 rule: name.to_string(),
                 tenant: rule.tenant.clone(),
                 denied: all.denied,
                 active: all.active,
-                alarm: self.alarm.clone().or(one),
+                alarm: self.alarm.clone().or(first).or(one),
             })
         });
         let jumps = jumps.filter(|jump| jump.alarm.is_none() || !self.is_alarmed);

@@ -278,7 +278,8 @@ impl<N: Node> Control<N> {
         let (change, applied_ms) = (applied.change, applied.at_ms);
         self.with_denials(move |denials| {
             let rules = to_watch(touched, stricter.as_ref(), denials);
-            let new = ChangeWatch { change, applied_ms, since_look, rules, approved, alarm };
+            let shadowed = stricter.unwrap_or_default().shadowed;
+            let new = ChangeWatch { change, applied_ms, since_look, rules, shadowed, approved, alarm };
             for change in denials.watch(new, &*node.rules()) {
                 tracing::error!(change, "no longer watched: too many are, of later changes");
             }
@@ -391,7 +392,7 @@ fn to_watch(
     denials: &Denials,
 ) -> HashMap<String, Option<Arc<str>>> {
     let may_deny_more = |rule: &String| {
-        stricter.is_some_and(|stricter| stricter.known.contains(rule)) || denials.is_in_question(rule)
+        stricter.is_some_and(|stricter| stricter.has_precedent(rule)) || denials.is_in_question(rule)
     };
     let watched = touched.into_iter().filter(|(rule, _)| may_deny_more(rule));
     watched.map(|(rule, tenant)| (rule, tenant.map(Arc::from))).collect()
@@ -464,6 +465,7 @@ mod tests {
             let stricter = stricter.map(|rule| StricterRules {
                 known: BTreeSet::from([rule.to_owned()]),
                 new: BTreeSet::from(["new".to_owned()]),
+                shadowed: BTreeSet::new(),
             });
             to_watch(touched, stricter.as_ref(), denials).into_keys().collect::<Vec<_>>()
         };

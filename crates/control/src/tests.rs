@@ -318,16 +318,21 @@ async fn approved_change_raises_an_alarm_once_it_denies_more_than_was_approved()
 }
 
 #[tokio::test]
-async fn enforced_rule_within_its_shadow_denials_is_not_rolled_back() {
-    for (shadow_requests, state) in [(10, ChangeState::Applied), (1, ChangeState::RolledBack)] {
+async fn first_enforcement_is_not_rolled_back_unless_its_terms_are_new() {
+    let (applied, undone) = (ChangeState::Applied, ChangeState::RolledBack);
+    for (shadow_limit, shadow_requests, state, alarms) in
+        [(1, 10, applied, 0), (1, 1, applied, 1), (PLENTY, 10, undone, 0)]
+    {
         let fixture = Fixture::new().await;
-        fixture.put("per_user", r#"{"key":["user"],"limit":1,"period":"1h","mode":"shadow"}"#).await;
+        let body = format!(r#"{{"key":["user"],"limit":{shadow_limit},"period":"1h","mode":"shadow"}}"#);
+        fixture.put("per_user", &body).await;
         fixture.node.note_users("per_user", ("", USERS), shadow_requests);
         fixture.minute().await;
         let enforced = fixture.put("per_user", &per_user(1)).await;
         fixture.node.note_users("per_user", ("", USERS), 7);
         fixture.look().await;
-        assert_eq!(fixture.state(&enforced).await, state, "{shadow_requests}");
+        assert_eq!(fixture.state(&enforced).await, state, "{shadow_limit}, {shadow_requests}");
+        assert_eq!(fixture.alarms().await, vec![enforced.id; alarms], "{shadow_limit}, {shadow_requests}");
     }
 }
 

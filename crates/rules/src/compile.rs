@@ -362,12 +362,23 @@ impl Compiler {
         match self.read_rule(row) {
             Ok(Some(stated)) => self.rules.push(stated),
             // The problems of its template are reported already.
-            Ok(None) => self.faulty.extend(name.map(Cow::into_owned)),
+            Ok(None) => self.note_faulty(name),
             Err(found) => {
-                self.faulty.extend(name.map(Cow::into_owned));
+                self.note_faulty(name);
                 self.problems.of_row(place, found);
             }
         }
+    }
+
+    fn note_faulty(&mut self, name: Option<Cow<'_, str>>) {
+        let Some(name) = name.map(Cow::into_owned) else { return };
+        if !self.faulty.insert(name.clone()) {
+            self.name_given_twice(&name);
+        }
+    }
+
+    fn name_given_twice(&mut self, rule: &str) {
+        self.problems.add(format_args!("rules[{rule:?}].name: given twice"));
     }
 
     fn read_rule(&mut self, row: Value) -> Result<Option<RuleWithBurst>, Vec<String>> {
@@ -397,10 +408,12 @@ impl Compiler {
             b.priority.cmp(&a.priority).then_with(by_name)
         });
         let (positions, repeated) = Positions::new(&self.rules);
-        for at in repeated {
-            let (rule, _) = &self.rules[at as usize];
-            self.problems.add(format_args!("rules[{:?}].name: given twice", rule.name));
-        }
+        let rules = &self.rules;
+        let mut twice: Vec<String> =
+            repeated.iter().map(|at| rules[*at as usize].0.name.to_string()).collect();
+        twice.extend(self.faulty.iter().filter(|name| positions.find(rules, name).is_some()).cloned());
+        twice.sort_unstable();
+        twice.iter().for_each(|name| self.name_given_twice(name));
         let Self { problems, texts, placement, rules, faulty, .. } = self;
         let rule_overrides = OverrideIndexBuilder::with_capacity(overrides);
         OrderedRules {

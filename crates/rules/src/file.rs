@@ -495,7 +495,13 @@ mod tests {
         assert!(problems("")[0].starts_with("rules: missing"));
         assert_eq!(RuleSet::parse("rules = []").map(|set| set.rules().len()), Ok(0));
         let twice = "[[rules]]\nname='a'\nkey=[]\nlimit=1\nperiod='1s'\n".repeat(2);
-        assert_eq!(problems(&twice), ["rules[\"a\"].name: given twice"]);
+        let given_twice = "rules[\"a\"].name: given twice";
+        assert_eq!(problems(&twice), [given_twice]);
+        // Also of rules with other problems, which are not among the compiled ones.
+        let faulty = "rules[1].limit: -1 is outside 0 to 4294967295";
+        let wrong = twice.replacen("limit=1", "limit=-1", 2).replacen("limit=-1", "limit=1", 1);
+        assert_eq!(problems(&wrong), [given_twice, faulty], "in the order of their lines");
+        assert!(problems(&twice.replace("limit=1", "limit=-1")).contains(&given_twice.to_owned()));
     }
 
     #[test]

@@ -61,11 +61,10 @@ impl<'g> Outcome<'g> {
 
     /// States when a limit of 0 ends. A denial by it then has a retry time; any other outcome
     /// stays.
-    pub fn ending_after(mut self, ends_us: u64) -> Self {
+    pub fn set_end(&mut self, ends_us: u64) {
         if let Verdict::Deny { retry: retry @ Retry::Blocked, .. } = &mut self.answer.verdict {
             *retry = Retry::After(ends_us);
         }
-        self
     }
 
     /// Returns the time until the same request would pass; `None` if it passed, or never will.
@@ -138,14 +137,13 @@ impl<'g> Decision<'g> {
         self.denied_by().and_then(Outcome::retry_after)
     }
 
-    /// States when each limit ends, in the order of the checks. See [`Outcome::ending_after`].
-    pub fn ending_after(mut self, ends_us: impl IntoIterator<Item = Option<u64>>) -> Self {
+    /// States when each limit ends, in the order of the checks. See [`Outcome::set_end`].
+    pub fn set_ends(&mut self, ends_us: impl IntoIterator<Item = Option<u64>>) {
         for (outcome, ends_us) in self.outcomes.as_mut_slice().iter_mut().zip(ends_us) {
             if let Some(ends_us) = ends_us {
-                *outcome = outcome.ending_after(ends_us);
+                outcome.set_end(ends_us);
             }
         }
-        self
     }
 
     /// Returns the outcome of each limit, in the order of the checks.

@@ -213,9 +213,14 @@ impl Clients<'_> {
 
     /// Makes the due requests of one server over one connection.
     fn ask(&self, server: SocketAddr, started: Instant, slate: &Slate) -> Result<()> {
-        let mut connection = Connection::open(server, self.timeline)?;
+        // Opened when the first request is due: a server closes a connection that sends nothing.
+        let mut opened = None;
         while let Some((next, answered)) = slate.next() {
             wait_until(started + next.after);
+            let connection = match &mut opened {
+                Some(connection) => connection,
+                empty => empty.insert(Connection::open(server, self.timeline)?),
+            };
             let key = self.keys.get(next.key as usize).context("a key without a name")?;
             let answer = connection.check(self.rule, &key.name, next.cost)?;
             answered.set(answer).map_err(|_| anyhow!("a request was made twice"))?;

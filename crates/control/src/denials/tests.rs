@@ -19,7 +19,15 @@ pub(crate) fn watch_of(
     since_look: u64,
     rules: HashMap<String, Option<Arc<str>>>,
 ) -> ChangeWatch {
-    ChangeWatch { change, applied_ms: NOW_MS, since_look, rules, approved: None, alarm: None }
+    ChangeWatch {
+        change,
+        applied_ms: NOW_MS,
+        since_look,
+        rules,
+        shadowed: BTreeSet::new(),
+        approved: None,
+        alarm: None,
+    }
 }
 
 /// Watched rules, with keys that pass for a little more than a minute.
@@ -309,11 +317,11 @@ fn a_part_of_a_change_is_forgotten_alone() {
 #[test]
 fn forecast_lists_the_rules_to_be_watched() {
     let names = |rules: &[&str]| rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>();
-    let rules = TestRules::of(&["few", "known", "raised", "rekeyed", "unused"]);
+    let rules = TestRules::of(&["few", "known", "raised", "rekeyed", "shadowed", "unused"]);
     let mut denials = Denials::default();
     for _ in 0..BASELINE_LOOKS {
         rules.note_keys("few", ("", 0..9), Allowed);
-        for rule in ["known", "raised", "rekeyed"] {
+        for rule in ["known", "raised", "rekeyed", "shadowed"] {
             rules.note_keys(rule, ("", 0..10), Allowed);
         }
         denials.look(&rules, NOW_MS);
@@ -321,11 +329,14 @@ fn forecast_lists_the_rules_to_be_watched() {
     let stricter = StricterRules {
         known: names(&["few", "known", "rekeyed", "unused"]).into_iter().collect(),
         new: names(&["new"]).into_iter().collect(),
+        shadowed: BTreeSet::from(["shadowed".to_owned()]),
     };
     let rekeyed = names(&["rekeyed"]).into_iter().collect();
     let forecast = |touched: &[&str]| denials.forecast(&names(touched), &stricter, &rekeyed, &rules);
     let all = forecast(&["known", "new", "raised"]);
     assert_eq!(all.to_json().expect("watched")["rules"], serde_json::json!(["known"]));
+    let action = |touched: &[&str]| forecast(touched).to_json().expect("watched")["action"].clone();
+    assert_eq!([action(&["shadowed"]), action(&["known", "shadowed"])], ["alarm", "rollback"]);
     for (rule, reason) in [
         ("new", "is new: "),
         ("unused", "has no request"),

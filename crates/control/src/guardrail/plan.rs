@@ -72,23 +72,44 @@ pub(super) struct TightenedRule {
     pub(super) lowered: Option<LoweredRate>,
     /// The reason why records cannot show its effect.
     pub(super) not_measured: Option<UnknownReason>,
-    /// Whether there was no rule of this name before.
-    pub(super) is_new: bool,
+    pub(super) precedent: RulePrecedent,
+}
+
+/// The rule of the same name before a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RulePrecedent {
+    /// There was none.
+    Absent,
+    /// The same rule in shadow mode.
+    Shadowed,
+    /// A rule with other terms.
+    Different,
 }
 
 /// The rules that deny more after changes than before, or may.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StricterRules {
-    /// Rules that existed before, in either mode.
+    /// Rules that had other terms before, in either mode.
     pub(crate) known: BTreeSet<String>,
     /// Rules that did not exist before.
     pub(crate) new: BTreeSet<String>,
+    /// Rules that had the same terms in shadow mode, which showed their denials.
+    pub(crate) shadowed: BTreeSet<String>,
 }
 
 impl StricterRules {
-    fn add(&mut self, rule: &str, is_new: bool) {
-        let rules = if is_new { &mut self.new } else { &mut self.known };
+    fn add(&mut self, rule: &str, precedent: RulePrecedent) {
+        let rules = match precedent {
+            RulePrecedent::Absent => &mut self.new,
+            RulePrecedent::Shadowed => &mut self.shadowed,
+            RulePrecedent::Different => &mut self.known,
+        };
         rules.insert(rule.to_owned());
+    }
+
+    /// Whether a rule of this name existed before.
+    pub(crate) fn has_precedent(&self, rule: &str) -> bool {
+        self.known.contains(rule) || self.shadowed.contains(rule)
     }
 }
 
@@ -101,7 +122,7 @@ impl ChangeScope {
     /// Returns the rules that deny more than before, or may.
     pub(crate) fn stricter(&self) -> StricterRules {
         let mut stricter = StricterRules::default();
-        self.tighter.iter().for_each(|tighter| stricter.add(&tighter.rule, tighter.is_new));
+        self.tighter.iter().for_each(|tighter| stricter.add(&tighter.rule, tighter.precedent));
         stricter
     }
 
@@ -224,7 +245,7 @@ pub(crate) fn tightened(
 ) -> StricterRules {
     let found = compare(sets, rule_rows, operations, now_ms);
     let mut stricter = StricterRules::default();
-    found.tighter.keys().for_each(|rule| stricter.add(rule, found.new.contains(rule)));
+    found.tighter.keys().for_each(|rule| stricter.add(rule, found.precedent_of(rule)));
     stricter
 }
 
@@ -238,6 +259,8 @@ pub(super) struct RuleDiff {
     counted_otherwise: HashSet<String>,
     /// Rules that did not exist before.
     new: HashSet<String>,
+    /// Rules that had the same terms in shadow mode.
+    shadowed: HashSet<String>,
     /// Rules that deny more than before, or may.
     tighter: BTreeMap<String, Tightening>,
     /// Security rules that protect less than before.
@@ -300,9 +323,19 @@ impl RuleDiff {
                 .get(rule.as_str())
                 .map(|name| UnknownReason::NotLogged((*name).to_owned()))
                 .or_else(|| self.counted_otherwise.contains(rule).then_some(UnknownReason::CountedOtherwise)),
-            is_new: self.new.contains(rule),
+            precedent: self.precedent_of(rule),
         };
         self.tighter.iter().map(of).collect()
+    }
+
+    fn precedent_of(&self, rule: &str) -> RulePrecedent {
+        if self.new.contains(rule) {
+            RulePrecedent::Absent
+        } else if self.shadowed.contains(rule) {
+            RulePrecedent::Shadowed
+        } else {
+            RulePrecedent::Different
+        }
     }
 }
 
@@ -381,6 +414,9 @@ fn compare_rules(before: &NamedRules<'_>, after: &NamedRules<'_>, found: &mut Ru
         if known.is_none() {
             found.new.insert(name.to_owned());
         }
+        if known.is_some_and(|known| is_shadow_of(known, rule)) {
+            found.shadowed.insert(name.to_owned());
+        }
         if known.is_some_and(|known| counts_otherwise(known, rule)) {
             found.counted_otherwise.insert(name.to_owned());
         }
@@ -424,6 +460,12 @@ pub(crate) fn with(rule_rows: &RuleRows, operations: &[Operation]) -> RuleRows {
 /// Whether two rules are equal except for their versions.
 fn is_same(a: &Rule, b: &Rule) -> bool {
     *a == Rule { version: a.version, ..b.clone() }
+}
+
+/// Whether a rule in shadow mode equals an enforced rule except for version and mode.
+fn is_shadow_of(before: &Rule, after: &Rule) -> bool {
+    let enforced = Rule { mode: Mode::Enforce, ..before.clone() };
+    before.mode == Mode::Shadow && is_same(&enforced, after)
 }
 
 /// Returns the part left in the worst case of the requests that pass a stricter rule, if an unknown

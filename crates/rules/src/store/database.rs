@@ -58,6 +58,13 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (4, "namespaces", include_str!("../../migrations/control/0004_namespaces.sql")),
 ];
 
+/// Attempts to migrate a file. Higher: more servers may start on a new store at once; a store that
+/// cannot be migrated is reported later.
+const MIGRATION_ATTEMPTS_MAX: u32 = 100;
+
+/// Pause before another attempt. A migration takes a few milliseconds.
+const MIGRATION_PAUSE: Duration = Duration::from_millis(20);
+
 /// A parameter of a statement.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
@@ -122,12 +129,14 @@ impl Database {
     async fn migrate(&self) -> Result<(), StoreError> {
         let migrator = migrator();
         let mut done = self.run_migrations(&migrator).await;
-        // `SQLite` has no lock around all migrations. Of two servers that start on a new store, one
-        // may fail with a table that the other has just made. The next attempt finds it recorded.
-        for _ in MIGRATIONS {
+        // `SQLite` has no lock around all migrations. Of several servers that start on a new store,
+        // one may find it locked, or a table that another has just made. A later attempt finds the
+        // table recorded.
+        for _ in 1..MIGRATION_ATTEMPTS_MAX {
             if done.is_ok() || matches!(self.pool, Pool::Postgres(_)) {
                 break;
             }
+            tokio::time::sleep(MIGRATION_PAUSE).await;
             done = self.run_migrations(&migrator).await;
         }
         match done {

@@ -267,10 +267,11 @@ impl<'p> DescriptorChecks<'p> {
     }
 
     fn response(self, shared: &Shared, decision: &RequestDecision<'_>) -> RateLimitResponse {
-        let mut checked = self.checks.iter().zip(&decision.outcomes);
+        let mut checked = self.checks.iter().enumerate();
         let with_outcome = |status: DescriptorStatus| {
             let Some(limit) = &status.current_limit else { return status };
-            let Some((check, Some(outcome))) = checked.next() else { return passed(0) };
+            let Some((at, check)) = checked.next() else { return passed(0) };
+            let Some(outcome) = decision.outcome_of(at) else { return passed(0) };
             let is_allowed =
                 outcome.is_allowed() || matches!(check.role, CheckRole::Shadow | CheckRole::Refund);
             DescriptorStatus {

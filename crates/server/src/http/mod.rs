@@ -239,8 +239,10 @@ pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {
     match req.parts.uri.path() {
         path if path.starts_with(unkey::PREFIX) => unkey::answer(req).await,
         "/v1/check" => route_check(req).await,
-        "/json" => timed(req, Surface::Envoy, only(req, &Method::POST, envoy_json::answer)).await,
-        "/forward-auth" => timed(req, Surface::ForwardAuth, forward_auth::answer(req)).await,
+        "/json" => {
+            timed(req, Surface::Envoy, async |req| only(req, &Method::POST, envoy_json::answer).await).await
+        }
+        "/forward-auth" => timed(req, Surface::ForwardAuth, forward_auth::answer).await,
         "/openapi.json" => only(req, &Method::GET, async |req: &HttpRequest<'_>| openapi::answer(req)).await,
         _ => not_found(req),
     }
@@ -248,17 +250,18 @@ pub(crate) async fn route(req: &HttpRequest<'_>) -> HttpResponse {
 
 /// Also on the admin listener, for the command line.
 pub(crate) async fn route_check(req: &HttpRequest<'_>) -> HttpResponse {
-    timed(req, Surface::Check, only(req, &Method::POST, check::answer)).await
+    timed(req, Surface::Check, async |req| only(req, &Method::POST, check::answer).await).await
 }
 
-/// Awaits a response, and records how long it took.
+/// Answers a request, and records how long it took. Takes a function, because a future would be
+/// moved.
 async fn timed(
     req: &HttpRequest<'_>,
     surface: Surface,
-    answer: impl Future<Output = HttpResponse>,
+    handle: impl AsyncFnOnce(&HttpRequest<'_>) -> HttpResponse,
 ) -> HttpResponse {
     let started = Stopwatch::start();
-    let answer = answer.await;
+    let answer = handle(req).await;
     req.shared.telemetry.metrics.took(surface, started.taken(), 1);
     answer
 }

@@ -118,11 +118,12 @@ impl<'g, 'k> RoleCheck<'g, 'k> {
 /// The decision on a request, under all its limits.
 #[derive(Debug)]
 pub(crate) struct RequestDecision<'g> {
-    /// By check.
-    pub(crate) outcomes: Vec<Option<Outcome<'g>>>,
     /// The decision that header fields describe: the last denial, or else the last decision that
-    /// counts for the request. Its source is the weakest among the limits that decide.
-    pub(crate) headline: RegionDecision<'g>,
+    /// counts for the request. Its source is the weakest among the limits that decide. On the heap,
+    /// because it is large, and a decision is moved several times.
+    pub(crate) headline: Box<RegionDecision<'g>>,
+    /// By check; `None` if all checks were charged as one, so that the headline has their outcomes.
+    by_check: Option<Vec<Option<Outcome<'g>>>>,
     /// When the headline was decided, by the wall clock, µs: the instant of all times in the reply.
     pub(crate) wall_us: u64,
     pub(crate) outcome: RequestOutcome,
@@ -132,9 +133,17 @@ pub(crate) struct RequestDecision<'g> {
     pub(crate) decided_by: Option<usize>,
 }
 
-impl RequestDecision<'_> {
+impl<'g> RequestDecision<'g> {
     pub(crate) fn is_allowed(&self) -> bool {
         self.outcome != RequestOutcome::Denied
+    }
+
+    /// Returns the outcome of a check, if the check was decided.
+    pub(crate) fn outcome_of(&self, check: usize) -> Option<&Outcome<'g>> {
+        match &self.by_check {
+            Some(by_check) => by_check.get(check)?.as_ref(),
+            None => self.headline.decision.outcomes().get(check),
+        }
     }
 }
 
@@ -188,7 +197,7 @@ impl Admission<'_> {
     ) -> Result<RequestDecision<'g>, TooManyLimits> {
         let decision = roles::decide(&self.context.shared.decider, checks).await?;
         let RequestDecision { outcome, reason, decided_by, .. } = decision;
-        let limit_outcome = decided_by.and_then(|at| decision.outcomes.get(at)?.as_ref());
+        let limit_outcome = decided_by.and_then(|at| decision.outcome_of(at));
         let subject = || subject(decided_by);
         self.context.conclude(outcome, limit_outcome, decision.headline.source, reason, subject);
         Ok(decision)

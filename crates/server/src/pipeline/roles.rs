@@ -24,13 +24,23 @@ pub(super) async fn decide<'g>(
         return Err(TooManyLimits { limits, limits_max: LIMITS_PER_CHECK_MAX });
     }
     if limits == checks.len() {
-        let region_decision = decider.check_all(checks.iter().map(|check| &check.check)).await?;
-        let outcomes = region_decision.decision.outcomes().iter().copied().map(Some).collect();
-        let headline = with_ends(region_decision, checks.iter());
-        return Ok(RequestDecision::new(decider, headline, outcomes).concluded(checks));
+        let headline = decider.check_all(checks.iter().map(|check| &check.check)).await?;
+        return Ok(RequestDecision::new(headline, None, decider.limiter.wall_us(), checks));
     }
-    let nothing = decider.check_all([]).await?;
-    let mut decision = RequestDecision::new(decider, nothing, vec![None; checks.len()]);
+    // On the heap: most requests do not need this large future, and each would have room for it.
+    Box::pin(decide_by_role(decider, checks)).await
+}
+
+/// Decides a request that has limits of different roles.
+async fn decide_by_role<'g>(
+    decider: &Decider,
+    checks: &[RoleCheck<'g, '_>],
+) -> Result<RequestDecision<'g>, TooManyLimits> {
+    let mut decision = RoleDecisions {
+        outcomes: vec![None; checks.len()],
+        headline: decider.check_all([]).await?,
+        wall_us: decider.limiter.wall_us(),
+    };
     let is_always = |check: &RoleCheck<'_, '_>| check.role == CheckRole::Always && !check.is_probe;
     decision.decide_each(decider, checks, is_always).await?;
     let is_probe = |check: &RoleCheck<'_, '_>| {
@@ -50,19 +60,18 @@ pub(super) async fn decide<'g>(
         }
     }
     decision.decide_rest(decider, checks).await?;
-    Ok(decision.concluded(checks))
+    let RoleDecisions { outcomes, headline, wall_us } = decision;
+    Ok(RequestDecision::new(headline, Some(outcomes), wall_us, checks))
 }
 
-/// States when the limits of emergencies end.
-fn with_ends<'g, 'c, 'k: 'c>(
-    region_decision: RegionDecision<'g>,
-    checks: impl Iterator<Item = &'c RoleCheck<'g, 'k>>,
-) -> RegionDecision<'g>
-where
-    'g: 'c,
-{
-    let decision = region_decision.decision.ending_after(checks.map(|check| check.ends_us));
-    RegionDecision { decision, ..region_decision }
+/// The decisions so far on a request that has limits of different roles.
+struct RoleDecisions<'g> {
+    /// By check.
+    outcomes: Vec<Option<Outcome<'g>>>,
+    /// See [`RequestDecision::headline`].
+    headline: RegionDecision<'g>,
+    /// See [`RequestDecision::wall_us`].
+    wall_us: u64,
 }
 
 impl<'g> RoleCheck<'g, '_> {
@@ -96,18 +105,7 @@ impl<'g> RoleCheck<'g, '_> {
     }
 }
 
-impl<'g> RequestDecision<'g> {
-    fn new(decider: &Decider, headline: RegionDecision<'g>, outcomes: Vec<Option<Outcome<'g>>>) -> Self {
-        Self {
-            outcomes,
-            headline,
-            wall_us: decider.limiter.wall_us(),
-            outcome: RequestOutcome::Allowed,
-            reason: DecisionReason::Limit,
-            decided_by: None,
-        }
-    }
-
+impl<'g> RoleDecisions<'g> {
     /// Whether no limit has denied the request so far.
     fn passes(&self) -> bool {
         self.headline.is_allowed()
@@ -163,11 +161,12 @@ impl<'g> RequestDecision<'g> {
         checks: &[RoleCheck<'g, '_>],
     ) -> Result<(), TooManyLimits> {
         let as_one = || checks.iter().enumerate().filter(|(_, check)| check.is_charged_as_one());
-        let region_decision = decider.check_all(as_one().map(|(_, check)| &check.check)).await?;
+        let mut region_decision = decider.check_all(as_one().map(|(_, check)| &check.check)).await?;
         for ((at, _), outcome) in as_one().zip(region_decision.decision.outcomes()) {
             self.outcomes[at] = Some(*outcome);
         }
-        self.add(decider, with_ends(region_decision, as_one().map(|(_, check)| check)));
+        region_decision.decision.set_ends(as_one().map(|(_, check)| check.ends_us));
+        self.add(decider, region_decision);
         Ok(())
     }
 
@@ -215,33 +214,63 @@ impl<'g> RequestDecision<'g> {
         }
         (self.headline.source, self.headline.missing_reply) = (source, missing_reply);
     }
+}
 
-    /// Adds the outcome, the reason, and the check that decided.
-    fn concluded(mut self, checks: &[RoleCheck<'g, '_>]) -> Self {
-        let of_role = |is_shadow: bool| {
-            let by_check = checks.iter().zip(&self.outcomes).enumerate();
-            by_check.filter_map(move |(at, (check, outcome))| {
+impl<'g> RequestDecision<'g> {
+    /// Concludes the outcome, the reason and the check that decided. Without outcomes by check, the
+    /// headline has them.
+    fn new(
+        headline: RegionDecision<'g>,
+        by_check: Option<Vec<Option<Outcome<'g>>>>,
+        wall_us: u64,
+        checks: &[RoleCheck<'g, '_>],
+    ) -> Self {
+        let RegionDecision { source, missing_reply, .. } = headline;
+        let mut decision = Self {
+            headline: Box::new(headline),
+            by_check,
+            wall_us,
+            outcome: RequestOutcome::Allowed,
+            reason: DecisionReason::of(source, missing_reply),
+            decided_by: None,
+        };
+        decision.conclude(checks);
+        decision
+    }
+
+    fn conclude(&mut self, checks: &[RoleCheck<'g, '_>]) {
+        let decided = &*self;
+        let of_role = move |is_shadow: bool| {
+            checks.iter().enumerate().filter_map(move |(at, check)| {
                 let decides =
                     check.role != CheckRole::Refund && (check.role == CheckRole::Shadow) == is_shadow;
-                decides.then_some((at, outcome.as_ref()?))
+                decides.then_some((at, decided.outcome_of(at)?))
             })
         };
-        let outcome = match self.passes() {
+        let outcome = match self.headline.is_allowed() {
             false => RequestOutcome::Denied,
             true if of_role(true).any(|(_, outcome)| !outcome.is_allowed()) => RequestOutcome::ShadowDenied,
             true => RequestOutcome::Allowed,
         };
         let decided_by = decisive(of_role(outcome == RequestOutcome::ShadowDenied));
-        // After the choice of the deciding check: a block decides, however soon it ends.
-        for (check, outcome) in checks.iter().zip(&mut self.outcomes) {
-            if let (Some(ends_us), Some(ending)) = (check.ends_us, outcome.as_mut()) {
-                *ending = ending.ending_after(ends_us);
-            }
+        (self.outcome, self.decided_by) = (outcome, decided_by);
+        if outcome == RequestOutcome::Denied && decided_by.is_some_and(|at| checks[at].is_block) {
+            self.reason = DecisionReason::Block;
         }
-        let is_block = !self.passes() && decided_by.is_some_and(|at| checks[at].is_block);
-        let RegionDecision { source, missing_reply, .. } = self.headline;
-        let reason = if is_block { DecisionReason::Block } else { DecisionReason::of(source, missing_reply) };
-        Self { outcome, reason, decided_by, ..self }
+        // After the choice of the deciding check: a block decides, however soon it ends.
+        match &mut self.by_check {
+            None => self.headline.decision.set_ends(checks.iter().map(|check| check.ends_us)),
+            Some(by_check) => set_ends(by_check, checks),
+        }
+    }
+}
+
+/// States when the limits of emergencies end.
+fn set_ends<'g>(by_check: &mut [Option<Outcome<'g>>], checks: &[RoleCheck<'g, '_>]) {
+    for (check, outcome) in checks.iter().zip(by_check) {
+        if let (Some(ends_us), Some(outcome)) = (check.ends_us, outcome) {
+            outcome.set_end(ends_us);
+        }
     }
 }
 
@@ -269,7 +298,7 @@ mod tests {
         };
         let checks = [check(1, CheckRole::Shadow), check(3, CheckRole::Refund)];
         let decision = decide(&decider, &checks).now_or_never().expect("no origin").expect("two limits");
-        let remaining: Vec<u32> = decision.outcomes.iter().flatten().map(Outcome::remaining).collect();
-        assert_eq!(remaining, [4, 4]);
+        let remaining = [0, 1].map(|at| decision.outcome_of(at).map(Outcome::remaining));
+        assert_eq!(remaining, [Some(4), Some(4)]);
     }
 }

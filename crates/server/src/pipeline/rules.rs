@@ -128,7 +128,8 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         &'m self,
         decision: &RequestDecision<'m>,
     ) -> impl Iterator<Item = (&'m MatchedRule<'r, 'd>, Outcome<'m>)> {
-        self.rules.iter().zip(&decision.outcomes).filter_map(|(rule, outcome)| Some((rule, (*outcome)?)))
+        let rules = self.rules.iter().enumerate();
+        rules.filter_map(|(at, rule)| Some((rule, *decision.outcome_of(at)?)))
     }
 
     /// Returns the version of the rule set.

@@ -49,7 +49,7 @@ pub(in crate::http) async fn answer(
     let in_force = (rules.set(), req.shared.now_ms());
     let limit = problems.or(fields)?.resolve(req.shared, in_force, principal.tenant)?;
     let decision = decide(req, principal.tenant, &limit, slice::from_ref(&limit)).await?;
-    let outcome = decision.as_ref().and_then(|decision| decision.outcomes.first()?.as_ref());
+    let outcome = decision.as_ref().and_then(|decision| decision.outcome_of(0));
     let mut answer = enveloped(limit.status(outcome, wall_us(req, decision.as_ref())));
     if let Some(decision) = &decision {
         req.set_decision_headers(&mut answer, decision);

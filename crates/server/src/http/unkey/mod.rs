@@ -144,21 +144,21 @@ impl Endpoint {
     }
 
     async fn answer(self, req: &HttpRequest<'_>) -> Result<HttpResponse, Refusal> {
-        let who = req.principal(self.role())?;
+        let principal = req.principal(self.role())?;
         if self.role() == Role::Operator && req.shared.credentials.load().is_open() {
             refuse_foreign_host(req)?;
             refuse_foreign_origin(req)?;
             refuse_body_type(req)?;
         }
         match self {
-            Self::Limit => limit::answer(req, who).await,
-            Self::MultiLimit => multi::answer(req, who).await,
-            Self::GetOverride => overrides::get(req, who),
-            Self::ListOverrides => overrides::list(req, who),
+            Self::Limit => limit::answer(req, principal).await,
+            Self::MultiLimit => multi::answer(req, principal).await,
+            Self::GetOverride => overrides::get(req, principal),
+            Self::ListOverrides => overrides::list(req, principal),
             // Boxed, so that the future of a decision needs no room for the operations of
             // operators.
-            Self::SetOverride => Box::pin(overrides::set(req, who)).await,
-            Self::DeleteOverride => Box::pin(overrides::delete(req, who)).await,
+            Self::SetOverride => Box::pin(overrides::set(req, principal)).await,
+            Self::DeleteOverride => Box::pin(overrides::delete(req, principal)).await,
         }
     }
 }
@@ -172,9 +172,13 @@ pub(super) async fn answer(req: &HttpRequest<'_>) -> HttpResponse {
     if req.parts.method != Method::POST {
         return refuse(Problem::wrong_method(&Method::POST));
     }
-    let answer = async { endpoint.answer(req).await.unwrap_or_else(HttpResponse::from) };
+    let answer = async |req: &HttpRequest<'_>| endpoint.answer(req).await.unwrap_or_else(HttpResponse::from);
     // The latency metric covers decisions only, not the requests of operators.
-    if endpoint.role() == Role::Client { timed(req, Surface::Direct, answer).await } else { answer.await }
+    if endpoint.role() == Role::Client {
+        timed(req, Surface::Direct, answer).await
+    } else {
+        answer(req).await
+    }
 }
 
 /// The body of a request, as far as it has the right shape.

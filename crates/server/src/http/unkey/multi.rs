@@ -81,7 +81,7 @@ pub(in crate::http) async fn answer(
     let first = limits.first().ok_or_else(|| outside(0))?;
     let decision = decide(req, principal.tenant, first, &limits).await?;
     let wall_us = wall_us(req, decision.as_ref());
-    let outcome = |at: usize| decision.as_ref().and_then(|decision| decision.outcomes.get(at)?.as_ref());
+    let outcome = |at: usize| decision.as_ref().and_then(|decision| decision.outcome_of(at));
     let statuses = limits.iter().enumerate();
     let statuses = statuses.map(|(at, limit)| CheckData::new(limit, &limit.status(outcome(at), wall_us)));
     let passed = decision.as_ref().is_none_or(RequestDecision::is_allowed);
