@@ -413,7 +413,9 @@ impl Compiler {
             repeated.iter().map(|at| rules[*at as usize].0.name.to_string()).collect();
         twice.extend(self.faulty.iter().filter(|name| positions.find(rules, name).is_some()).cloned());
         twice.sort_unstable();
-        twice.iter().for_each(|name| self.name_given_twice(name));
+        for name in &twice {
+            self.name_given_twice(name);
+        }
         let Self { problems, texts, placement, rules, faulty, .. } = self;
         let rule_overrides = OverrideIndexBuilder::with_capacity(overrides);
         OrderedRules {

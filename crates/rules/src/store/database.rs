@@ -136,7 +136,7 @@ impl Database {
             if done.is_ok() || matches!(self.pool, Pool::Postgres(_)) {
                 break;
             }
-            tokio::time::sleep(MIGRATION_PAUSE).await;
+            pause().await;
             done = self.run_migrations(&migrator).await;
         }
         match done {
@@ -260,6 +260,11 @@ async fn memory() -> Result<SqlitePool, Error> {
 
 fn sqlite_options(options: SqliteConnectOptions) -> SqliteConnectOptions {
     options.busy_timeout(WAIT_MAX).row_buffer_size(ROWS_AHEAD).disable_statement_logging()
+}
+
+#[expect(clippy::disallowed_methods, reason = "no event tells that another server has migrated the file")]
+async fn pause() {
+    tokio::time::sleep(MIGRATION_PAUSE).await;
 }
 
 fn migrator() -> Migrator {

@@ -239,12 +239,12 @@ impl<'g> RequestDecision<'g> {
     }
 
     fn conclude(&mut self, checks: &[RoleCheck<'g, '_>]) {
-        let decided = &*self;
+        let decision = &*self;
         let of_role = move |is_shadow: bool| {
             checks.iter().enumerate().filter_map(move |(at, check)| {
                 let decides =
                     check.role != CheckRole::Refund && (check.role == CheckRole::Shadow) == is_shadow;
-                decides.then_some((at, decided.outcome_of(at)?))
+                decides.then_some((at, decision.outcome_of(at)?))
             })
         };
         let outcome = match self.headline.is_allowed() {
