@@ -159,9 +159,17 @@ pub(super) async fn decide<'l>(
 ) -> Result<Option<RequestDecision<'l>>, Problem> {
     let context = RequestContext { shared: req.shared, tenant, surface: Surface::Direct, class: CLASS };
     let Ok(admission) = context.admit(|| first.subject()) else { return Ok(None) };
-    let checks: Vec<_> = limits.iter().map(DirectLimit::check).collect();
+    let (one, several);
+    let checks = if let [only] = limits {
+        // The usual case, which needs no allocation.
+        one = [only.check()];
+        &one[..]
+    } else {
+        several = limits.iter().map(DirectLimit::check).collect::<Vec<_>>();
+        &several[..]
+    };
     let decider = |at: Option<usize>| at.and_then(|at| limits.get(at)).unwrap_or(first);
-    let decision = admission.decide(&checks, |at| decider(at).subject()).await;
+    let decision = admission.decide(checks, |at| decider(at).subject()).await;
     decision.map(Some).map_err(|error| Problem::bad_request(error.to_string()))
 }
 
