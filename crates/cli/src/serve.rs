@@ -106,7 +106,7 @@ async fn print_origin(prepared: &PreparedServer) -> Result<Reader, Failure> {
     if is_usable {
         return Ok(Reader::There);
     }
-    say!("the origin cannot be used as configured; a server starts all the same")
+    say!("the origin does not work as expected; a server starts all the same")
 }
 
 /// Reads the whole configuration, and reports all problems at once.

@@ -130,8 +130,11 @@ impl GrantState {
             let remaining = after.remaining(limit, now_us).min(limit.burst() - cost);
             return (Verdict::Allow { remaining, reset_after_us: limit.reset_after_us(remaining) }, after);
         }
-        let denies_us = self.denies_until_us();
-        let retry = if now_us < denies_us { Retry::After(denies_us - now_us) } else { Retry::AskOrigin };
+        let retry = if now_us < self.denies_until_us() {
+            Retry::After(self.retry_after_us(limit, now_us, cost))
+        } else {
+            Retry::AskOrigin
+        };
         (self.denial(limit, now_us, cost, retry), self.missed(now_us))
     }
 
@@ -139,6 +142,15 @@ impl GrantState {
     /// denial.
     pub(crate) fn missed(self, now_us: u64) -> Self {
         Self { missed: self.missed || now_us < self.denies_until_us(), ..self }
+    }
+
+    /// Returns the time until a denied request would pass. The stored denial may be cut to
+    /// [`HOLD_US_MAX`], and covers one unit: the missing units drain later.
+    fn retry_after_us(&self, limit: &Limit, now_us: u64, cost: u32) -> u64 {
+        let charged = u64::from(cost) + u64::from(self.unreported);
+        let missing = charged.saturating_sub(self.free.amount());
+        let passes_us = self.since_us.saturating_add(limit.drain_time_us(missing));
+        passes_us.max(self.denies_until_us()).saturating_sub(now_us)
     }
 
     /// Whether the origin's last reply still applies.
@@ -308,6 +320,22 @@ mod tests {
             None,
             "a grant is spent before the denial applies"
         );
+    }
+
+    #[test]
+    fn retry_time_is_not_cut_with_the_stored_denial() {
+        for limit in
+            [Limit::gcra(2, Duration::from_hours(1)), Limit::sliding_window(2, Duration::from_hours(1))]
+        {
+            let limit = limit.expect("in range").at_origin();
+            let half_hour_us = 1_800_000 * MS;
+            let update = GrantUpdate { sent_us: 5_000 * MS, deny_us: half_hour_us, ..GrantUpdate::default() };
+            let exhausted = GrantState::default().apply_update(&limit, &update);
+            let retry = |now_ms: u64, cost| exhausted.decide(&limit, now_ms * MS, cost).0.retry();
+            assert_eq!(retry(6_000, 1), Some(Retry::After(half_hour_us - 1_000 * MS)));
+            assert_eq!(retry(6_000, 2), Some(Retry::After(2 * half_hour_us - 1_000 * MS)));
+            assert_eq!(retry(5_000 + HOLD_US_MAX / MS, 1), Some(Retry::AskOrigin), "the node asks earlier");
+        }
     }
 
     #[test]

@@ -123,6 +123,8 @@ pub(crate) struct Compiler {
     rules: Vec<RuleWithBurst>,
     /// Names of rules that have problems.
     faulty: HashSet<String>,
+    /// Whether rules and templates that are missing may be in the rule store.
+    is_part: bool,
 }
 
 /// Takes overrides and emergencies, of rules that are known.
@@ -133,6 +135,7 @@ pub(crate) struct OrderedRules {
     placement: Option<String>,
     rules: Vec<RuleWithBurst>,
     faulty: HashSet<String>,
+    is_part: bool,
     positions: Positions,
     rule_overrides: OverrideIndexBuilder,
     namespaces: NamespaceOverridesBuilder,
@@ -334,6 +337,11 @@ pub(crate) fn has_room_for(templates: usize, rules: usize, overrides: usize) -> 
 }
 
 impl Compiler {
+    /// A part of a rule store may lack rules and templates that its rows name.
+    pub(crate) fn new(is_part: bool) -> Self {
+        Self { is_part, ..Self::default() }
+    }
+
     pub(crate) fn placement(&mut self, value: Value) {
         match read_dimension(value) {
             Ok(dimension) => self.placement = Some(dimension),
@@ -389,6 +397,7 @@ impl Compiler {
         let template = fields.optional("template", read_name);
         match template.as_ref().map(|name| (name, self.templates.get(name))) {
             None => {}
+            Some((_, None)) if self.is_part => return Ok(None),
             Some((name, None)) => fields.problem("template", format_args!("there is none called {name:?}")),
             Some((_, Some(None))) => return Ok(None),
             Some((_, Some(Some(template)))) => fields.fill_from(template),
@@ -416,7 +425,7 @@ impl Compiler {
         for name in &twice {
             self.name_given_twice(name);
         }
-        let Self { problems, texts, placement, rules, faulty, .. } = self;
+        let Self { problems, texts, placement, rules, faulty, is_part, .. } = self;
         let rule_overrides = OverrideIndexBuilder::with_capacity(overrides);
         OrderedRules {
             problems,
@@ -424,6 +433,7 @@ impl Compiler {
             placement,
             rules,
             faulty,
+            is_part,
             positions,
             rule_overrides,
             namespaces: NamespaceOverridesBuilder::default(),
@@ -497,6 +507,7 @@ impl OrderedRules {
         match self.named(name) {
             RuleLookup::At(at) => Some(at),
             RuleLookup::Faulty => None,
+            RuleLookup::Unknown if self.is_part => None,
             RuleLookup::Unknown => {
                 fields.problem("rule", format_args!("there is no rule {name:?}"));
                 None

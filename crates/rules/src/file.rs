@@ -30,18 +30,34 @@ pub(crate) fn parse(text: &str, version: String) -> Result<RuleSet, Problems> {
     if text.len() > FILE_BYTES_MAX {
         return Err(format!("{} bytes is outside 0 to {FILE_BYTES_MAX}", text.len()).into());
     }
+    compile_text(text, |file| compile(file, version, false))
+}
+
+/// Checks a file whose rows are to be put into a rule store, which may have the rules and templates
+/// that the file lacks.
+pub fn check_part(text: &str) -> Result<(), Problems> {
+    compile_text(text, |file| compile(file, String::new(), true)).map(drop)
+}
+
+fn compile_text(
+    text: &str,
+    compile: impl FnOnce(Table) -> Result<RuleSet, Problems>,
+) -> Result<RuleSet, Problems> {
     // The lines are looked up only if there are problems.
     let Ok(file) = text.parse::<Table>() else {
         let lines = TomlLines::read(text);
-        let problems = compile(lines.table(), version).err();
+        let problems = compile(lines.table()).err();
         return Err(Problems(lines.locate(problems.map(|problems| problems.0).unwrap_or_default())));
     };
-    compile(file, version).map_err(|problems| Problems(TomlLines::read(text).locate(problems.0)))
+    compile(file).map_err(|problems| Problems(TomlLines::read(text).locate(problems.0)))
 }
 
-fn compile(file: Table, version: String) -> Result<RuleSet, Problems> {
+fn compile(mut file: Table, version: String, is_part: bool) -> Result<RuleSet, Problems> {
+    if is_part {
+        file.entry("rules").or_insert_with(|| Value::Array(Vec::new()));
+    }
     let (rows, mut problems) = rows_of(file);
-    let mut compiler = Compiler::default();
+    let mut compiler = Compiler::new(is_part);
     has_room_for(rows.templates.len(), rows.rules.len(), rows.overrides.len())?;
     if let Some(placement) = rows.placement {
         compiler.placement(placement);
@@ -147,6 +163,19 @@ mod tests {
         assert_eq!(found, expected);
         let found = RuleSet::parse(&text.replace("-1", "1")).expect_err("has a problem").0;
         assert_eq!(found, expected[..1]);
+    }
+
+    #[test]
+    fn rows_of_a_part_may_refer_to_rows_of_the_store() {
+        let text = "[[rules]]\nname = 'a'\ntemplate = 'of-the-store'\n\
+                    [[overrides]]\nname = 'o'\nrule = 'of-the-store'\nkey = ['x']\nlimit = 2\n";
+        assert_eq!(check_part(text), Ok(()));
+        assert_eq!(check_part("[[templates]]\nname = 't'\nlimit = 2\n"), Ok(()));
+        let found = check_part(&text.replace("limit = 2", "limit = -1")).expect_err("has a problem").0;
+        assert_eq!(found, ["line 8: overrides[0].limit: -1 is outside 0 to 4294967295"]);
+        let found = check_part(&text.replace("[[rules]]", "[[rule]]").repeat(2)).expect_err("has problems").0;
+        assert!(found.iter().any(|problem| problem.contains("did you mean [[rules]]?")), "{found:?}");
+        assert!(found.iter().any(|problem| problem.contains("\"a\"].name: given twice")), "{found:?}");
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub use dimensions::{
 };
 pub use emergency::EMERGENCIES_MAX;
 pub use expiry::read_expiry;
-pub use file::FILE_BYTES_MAX;
+pub use file::{FILE_BYTES_MAX, check_part};
 pub use lines::TomlLines;
 pub use network::{AddressCover, canonical, parse_network};
 pub use overrides::{

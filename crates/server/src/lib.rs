@@ -70,7 +70,10 @@ pub use tidegate_core::bound::Fleet;
 /// A moment as people and programs read it.
 pub use tidegate_record::{moment, timestamp};
 /// Rules files and periods, to read them without a server.
-pub use tidegate_rules::{FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, parse_period, snapshot};
+pub use tidegate_rules::{
+    FILE_BYTES_MAX as RULES_FILE_BYTES_MAX, RuleSet, audit, check_part as check_rules_part, parse_period,
+    snapshot,
+};
 
 use crate::config::RulesConfig;
 use crate::listen::{ListenerTask, Workers};

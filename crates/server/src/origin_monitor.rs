@@ -35,25 +35,25 @@ const _: () = assert!(PROBE_GAP_MIN.as_millis() < RETRY_EVERY.as_millis(), "a ga
 /// Causes of a failure for readers without a credential, by a part of the full text. The full text
 /// may contain host names, ports and user names, so none of it is shown. The first match counts.
 const PUBLIC_CAUSES: [(&str, &str); 19] = [
-    ("the password of the address", "the store refused the user name or the password"),
-    ("wrongpass", "the store refused the user name or the password"),
-    ("noauth", "the store requires a password"),
-    ("noperm", "the user of the store lacks a permission"),
-    ("no permissions", "the user of the store lacks a permission"),
+    ("the password of the address", "the origin refused the user name or the password"),
+    ("wrongpass", "the origin refused the user name or the password"),
+    ("noauth", "the origin requires a password"),
+    ("noperm", "the user of the origin lacks a permission"),
+    ("no permissions", "the user of the origin lacks a permission"),
     ("lookup address", "the host name has no address"),
-    ("use redis://", "the store does not reply to a TLS handshake"),
-    ("use rediss://", "the store closed a connection without TLS"),
+    ("use redis://", "the origin does not reply to a TLS handshake"),
+    ("use rediss://", "the origin closed a connection without TLS"),
     ("certificate", "the TLS certificate is not accepted"),
-    ("connection refused", "the store refused the connection"),
-    ("unreachable", "the network has no route to the store"),
-    ("read only", "the store is read-only"),
-    ("readonly", "the store is read-only"),
+    ("connection refused", "the origin refused the connection"),
+    ("unreachable", "the network has no route to the origin"),
+    ("read only", "the origin is read-only"),
+    ("readonly", "the origin is read-only"),
     ("clusterdown", "the cluster is down"),
-    ("loading", "the store loads its data"),
-    ("oom", "the store has no free memory"),
+    ("loading", "the origin loads its data"),
+    ("oom", "the origin has no free memory"),
     ("in flight", "too many calls are in flight"),
     ("origin_timeout", "calls are not answered within origin_timeout"),
-    ("within", "the store does not reply in time"),
+    ("within", "the origin does not reply in time"),
 ];
 
 /// Returns the public cause of a failure. An unknown one leads to the full text.
@@ -224,7 +224,7 @@ impl OriginProbe {
 pub(crate) async fn probe_once(shared: &Shared) -> Option<OriginProbe> {
     let (region, monitor) = (shared.decider.region.as_ref()?, shared.fleet.origin.as_ref()?);
     let late = |_| {
-        Err(OriginError::NotApplied(format!("the store does not reply within {SINGLE_PROBE_TIME_MAX:?}")))
+        Err(OriginError::NotApplied(format!("the origin does not reply within {SINGLE_PROBE_TIME_MAX:?}")))
     };
     let probed = tokio::time::timeout(SINGLE_PROBE_TIME_MAX, region.probe()).await.unwrap_or_else(late);
     monitor.note(probed, true, shared.now_ms());
@@ -307,7 +307,7 @@ mod tests {
         for (cause, public) in [
             (
                 "cannot connect: Failed to connect to each cluster node (db.internal:7001: Connection refused)",
-                "the store refused the connection",
+                "the origin refused the connection",
             ),
             (
                 "cannot connect: invalid peer certificate: not valid for name \"db.internal\"",
@@ -315,7 +315,7 @@ mod tests {
             ),
             (
                 "An error was signalled by the server - NoPerm: User tide has no permissions",
-                "the user of the store lacks a permission",
+                "the user of the origin lacks a permission",
             ),
             ("cannot connect: db.internal:7001 is odd", "calls fail"),
         ] {

@@ -3,6 +3,8 @@
 use clap::{Arg, ArgAction, ArgMatches};
 use serde_json::{Value, json};
 
+use tidegate_server::check_rules_part;
+
 use super::validate;
 use crate::Failure;
 
@@ -26,7 +28,10 @@ pub(super) fn args() -> [Arg; 2] {
 pub(super) fn read(matches: &ArgMatches) -> Result<Vec<Value>, Failure> {
     let mut operations = Vec::new();
     if let Some(file) = matches.get_one::<String>("file") {
-        operations = of_file(file).map_err(|problem| Failure::usage(format!("{file}: {problem}")))?;
+        let text = validate::read(file).map_err(|problem| Failure::usage(format!("{file}: {problem}")))?;
+        let checked = check_rules_part(&text).map_err(|problems| problems.0);
+        let read = checked.and_then(|()| of_file(&text).map_err(|problem| vec![problem]));
+        operations = read.map_err(|problems| validate::refused(file, &problems))?;
     }
     for row in matches.get_many::<String>("delete").into_iter().flatten() {
         let (kind, name) = row.split_once('/').ok_or_else(|| {
@@ -42,9 +47,9 @@ pub(super) fn read(matches: &ArgMatches) -> Result<Vec<Value>, Failure> {
     Ok(operations)
 }
 
-fn of_file(path: &str) -> Result<Vec<Value>, String> {
-    let mut table: toml::Table =
-        validate::read(path)?.parse().map_err(|error: toml::de::Error| error.to_string())?;
+/// Makes operations of a file whose rows are valid.
+fn of_file(text: &str) -> Result<Vec<Value>, String> {
+    let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
     let mut operations = Vec::new();
     for (list, kind) in LISTS {
         let rows = match table.remove(list) {
@@ -63,10 +68,7 @@ fn of_file(path: &str) -> Result<Vec<Value>, String> {
         }
     }
     let Some(other) = table.keys().next() else { return Ok(operations) };
-    Err(match LISTS.iter().find(|(_, kind)| kind == other) {
-        Some((list, _)) => format!("[[{other}]]: did you mean [[{list}]]?"),
-        None => format!("{other}: a rule store has only templates, rules and overrides"),
-    })
+    Err(format!("{other}: a rule store has only templates, rules and overrides"))
 }
 
 /// The store counts versions itself. JSON has no dates, so the server gets their text.

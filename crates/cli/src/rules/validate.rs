@@ -38,10 +38,7 @@ pub(super) fn run(matches: &ArgMatches) -> CommandResult {
         return Ok(if finding.valid { ExitCode::SUCCESS } else { ExitCode::from(EXIT_USAGE) });
     }
     if !finding.valid {
-        let lines = finding.problems.iter().flat_map(|problem| problem.lines());
-        return Err(Failure::usage(
-            lines.map(|line| format!("{file}: {line}")).collect::<Vec<_>>().join("\n"),
-        ));
+        return Err(refused(file, &finding.problems));
     }
     for warning in &finding.warnings {
         aside!("{} {file}: {warning}", style::paint_aside(style::WARNING, "warning:"));
@@ -56,6 +53,12 @@ pub(super) fn run(matches: &ArgMatches) -> CommandResult {
     };
     say!("{file}: {valid}: {} {noun}{overrides}, version {version}", finding.rules)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The error that lists the problems of a file, each in a line of its own.
+pub(super) fn refused(file: &str, problems: &[String]) -> Failure {
+    let lines = problems.iter().flat_map(|problem| problem.lines());
+    Failure::usage(lines.map(|line| format!("{file}: {line}")).collect::<Vec<_>>().join("\n"))
 }
 
 fn look_at(file: &str) -> Finding<'_> {

@@ -55,13 +55,13 @@ fn origin_failure_is_reported_with_address_and_cause_before_any_request() {
             format!("redis://:wrong@127.0.0.1:{guarded}"),
             format!("redis://127.0.0.1:{guarded}"),
             "the password of the address",
-            "the store refused the user name or the password",
+            "the origin refused the user name or the password",
         ),
         (
             format!("redis://127.0.0.1:{guarded}"),
             format!("redis://127.0.0.1:{guarded}"),
             "NOAUTH",
-            "the store requires a password",
+            "the origin requires a password",
         ),
         (
             "redis://nowhere.invalid:6379".to_owned(),
@@ -73,7 +73,7 @@ fn origin_failure_is_reported_with_address_and_cause_before_any_request() {
             format!("rediss://127.0.0.1:{plain}"),
             format!("rediss://127.0.0.1:{plain}"),
             "use redis://",
-            "the store does not reply to a TLS handshake",
+            "the origin does not reply to a TLS handshake",
         ),
     ] {
         let fleet = start_region(&origin, RULES, 1);
@@ -125,7 +125,7 @@ fn configuration_check_contacts_the_origin_and_names_the_cause() {
             let (printed, aside) = check_config(&origin);
             let lines: Vec<&str> = printed.lines().collect();
             assert_eq!((lines.len(), lines[0]), (3, "the configuration is valid"), "{printed}");
-            assert!(lines[2].starts_with("the origin cannot be used as configured"), "{printed}");
+            assert!(lines[2].starts_with("the origin does not work as expected"), "{printed}");
             assert!(aside.starts_with("contacting the origin redis"), "{aside}");
             assert!(!printed.contains("wrong@") && !aside.contains("wrong@"), "{printed}{aside}");
             lines[1].starts_with("origin: redis") && lines[1].contains(cause)
