@@ -40,6 +40,8 @@ mod rules;
 pub mod settings;
 mod shared;
 mod slots;
+mod tenant_metrics;
+mod time_share;
 mod tls;
 mod worker;
 
