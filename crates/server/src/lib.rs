@@ -37,6 +37,7 @@ mod reload;
 mod request_memory;
 mod resp;
 mod rules;
+mod search_turns;
 pub mod settings;
 mod shared;
 mod slots;
