@@ -126,7 +126,8 @@ mod tests {
     fn tenants_within_their_share_are_not_shed() {
         let metrics = Metrics::new(1, 3);
         time_share::start(&[1, 1, 1]);
-        [(0, 900), (1, 100)].into_iter().for_each(|(tenant, ns)| time_share::charge_ns(tenant, ns));
+        time_share::charge_ns(0, 900);
+        time_share::charge_ns(1, 100);
         time_share::settle(&metrics, true);
         (0..LATE_LOOKS).for_each(|_| note(Duration::from_secs(1)));
         assert_eq!(Class::ALL.map(|class| sheds(class, 0)), [true; 3]);
