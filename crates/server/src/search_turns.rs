@@ -85,9 +85,8 @@ mod tests {
         runtime.block_on(tasks);
         let log = log.take();
         assert_eq!(log.len(), 3_212);
-        let per_round = SEARCHES_PER_ROUND as usize;
-        let rounds: Vec<usize> = log.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
-        // Until the other tenant is done, each has its turn in each round.
-        assert_eq!(rounds[..6], [per_round; 6]);
+        // The other tenant is done after three rounds, in each of which both have their turn.
+        let last = log.iter().rposition(|tenant| *tenant == 1);
+        assert!(last < Some(2 * 3 * SEARCHES_PER_ROUND as usize), "{last:?}");
     }
 }
