@@ -1,6 +1,6 @@
 //! Tenants of one server: whatever a hostile one does, the decisions of another are as without it.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::panic, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -81,7 +81,7 @@ impl LookupCost {
             for identifier in &identifiers {
                 black_box(overrides.find("hostile", "n", black_box(identifier), 0));
             }
-            (machine::thread_cpu() - started).as_secs_f64()
+            machine::thread_cpu().saturating_sub(started).as_secs_f64()
         };
         let seconds = median((0..REQUESTS).map(request).collect());
         let of_identifier = seconds / IDENTIFIERS as f64;
