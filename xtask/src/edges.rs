@@ -92,8 +92,8 @@ const ROOMS: &[Room] = &[
     Room {
         name: "tidegate-load",
         may_use: &[],
-        contains: "load generator: clients over HTTP and RESP, in a closed or an open loop",
-        never: "knows a limit of its own; decides whether a result is good",
+        contains: "load generator: closed or open loop over HTTP and RESP; a hostile tenant and its victim",
+        never: "decides whether a result is good",
     },
     Room {
         name: "tidegate-sim",

@@ -24,6 +24,7 @@ mod scrape;
 mod servers;
 mod stream;
 mod table;
+mod tenants;
 mod trial;
 mod workload;
 
@@ -65,6 +66,9 @@ enum Command {
     Rules(rules::Args),
     /// The cost of the decision log, and the denials per second that it takes.
     Record(record::Args),
+    /// A tenant beside a hostile one: its decisions and latency, and the cost of a lookup among a
+    /// thousand wildcard overrides.
+    Tenants(tenants::Args),
     /// One contender in one case; `local` starts a process with this command for each of them.
     #[command(hide = true)]
     Trial(trial::Args),
@@ -81,6 +85,7 @@ fn main() -> Result<()> {
         Command::Control(args) => control::run(&args),
         Command::Rules(args) => rules::run(&args),
         Command::Record(args) => record::run(&args),
+        Command::Tenants(args) => tenants::run(&args),
         Command::Trial(args) => trial::run(&args),
     }
 }

@@ -13,11 +13,17 @@ const METRICS_TIME_MAX: Duration = Duration::from_secs(30);
 pub(crate) struct Metrics(String);
 
 impl Metrics {
-    /// Reads the metrics at the address.
+    /// Reads the metrics at the address of a server without tokens.
     pub(crate) fn read(address: SocketAddr) -> Result<Self> {
+        Self::read_as("none", address)
+    }
+
+    /// Reads the metrics at the address with a token.
+    pub(crate) fn read_as(token: &str, address: SocketAddr) -> Result<Self> {
         let mut stream = TcpStream::connect(address).context("the port for metrics")?;
         stream.set_read_timeout(Some(METRICS_TIME_MAX))?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let fields = format!("Host: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close");
+        stream.write_all(format!("GET /metrics HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).context("metrics")?;
         Self::parse(&answer)
@@ -42,6 +48,14 @@ impl Metrics {
             }
         }
         Ok(sum)
+    }
+
+    /// Returns a value that need not be whole, of the first label set that contains `label`; 0 if
+    /// there is none.
+    pub(crate) fn number(&self, name: &str, label: &str) -> Result<f64> {
+        let line = self.0.lines().find(|line| line.starts_with(name) && line.contains(label));
+        let Some((_, value)) = line.and_then(|line| line.rsplit_once(' ')) else { return Ok(0.0) };
+        value.parse().with_context(|| value.to_owned())
     }
 }
 

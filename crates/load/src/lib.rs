@@ -8,8 +8,13 @@ mod connection;
 mod decision;
 mod http;
 mod resp;
+mod tenants;
 
 pub use clients::{Pace, Turns, now, run_clients, wait_until};
 pub use decision::{CheckDecision, CheckResult, CheckTally};
 pub use http::{CheckReply, HttpConnection, HttpReply, check_body};
 pub use resp::{RespConnection, command, throttle};
+pub use tenants::{
+    AttackProgress, HostileTenant, TENANTS_CONFIG, TenantAttack, VICTIM_RULES, VictimReport, VictimTenant,
+    long_identifier, wildcard,
+};

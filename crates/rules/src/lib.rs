@@ -53,9 +53,9 @@ pub use file::{FILE_BYTES_MAX, check_part};
 pub use lines::TomlLines;
 pub use network::{AddressCover, canonical, parse_network};
 pub use overrides::{
-    IDENTIFIER_STARS_MAX, LOOSE_WILDCARDS_MAX, NAMESPACE_TEXT_CHARS_MAX, NamespaceOverride,
-    NamespaceOverrides, OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, OVERRIDES_MAX,
-    OVERRIDES_PER_TENANT_MAX, WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX,
+    LOOSE_WILDCARDS_MAX, MIDDLE_BYTES_MAX, NAMESPACE_TEXT_CHARS_MAX, NamespaceOverride, NamespaceOverrides,
+    OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, OVERRIDES_MAX, OVERRIDES_PER_TENANT_MAX, STARS_MAX,
+    WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX, check_stars,
 };
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};

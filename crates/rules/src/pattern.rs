@@ -1,5 +1,6 @@
 //! Patterns: text in which `*` matches any text, also an empty one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use memchr::memmem;
@@ -74,11 +75,21 @@ pub(crate) fn describes(pattern: &[u8], value: &[u8]) -> bool {
 /// Takes the text between stars from the left, each at its first place: if any way matches, this
 /// one does. No character of a text begins within another one, so bytes will do.
 fn matches_wild(pattern: &[u8], value: &[u8]) -> bool {
-    let mut parts = pattern.split(|byte| *byte == b'*');
-    let Some(rest) = parts.next().and_then(|first| value.strip_prefix(first)) else { return false };
-    let Some(last) = parts.next_back() else { return rest.is_empty() };
-    let rest = parts.try_fold(rest, |rest, part| memmem::find(rest, part).map(|at| &rest[at + part.len()..]));
-    rest.is_some_and(|rest| rest.ends_with(last))
+    let Some((between, rest)) = strip_ends(pattern, value) else { return false };
+    let mut texts = between.split(|byte| *byte == b'*');
+    let behind = |rest: &[u8], text: &[u8]| memmem::find(rest, text).map(|at| at + text.len());
+    texts.try_fold(&value[rest], |rest, text| rest.get(behind(rest, text)?..)).is_some()
+}
+
+/// Returns the text of a pattern between its first and its last star, and the place of the rest of
+/// a value without the beginning and the end that the pattern requires; `None` if the value lacks
+/// them.
+#[inline]
+pub(crate) fn strip_ends<'p>(pattern: &'p [u8], value: &[u8]) -> Option<(&'p [u8], Range<usize>)> {
+    let first = memchr::memchr(b'*', pattern)?;
+    let last = memchr::memrchr(b'*', pattern)?;
+    let rest = value.strip_prefix(&pattern[..first])?.strip_suffix(&pattern[last + 1..])?;
+    Some((pattern.get(first + 1..last).unwrap_or_default(), first..first + rest.len()))
 }
 
 #[cfg(test)]

@@ -15,9 +15,11 @@
 //! has had its turn. Written at once, it would wake the client for a single response, and its next
 //! request would wake this worker for a single one. With the delay, both get several at a time.
 
+use std::cell::Cell;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -26,11 +28,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::auth::TenantIndex;
 use crate::frames::FrameWalker;
 use crate::load::{pulse, pulses, time_of};
 use crate::metrics::Metrics;
 use crate::request_memory::{PartialRequest, ReadFailure};
 use crate::slots::Slot;
+use crate::time_share;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +53,22 @@ pub(crate) struct ConnectionState {
     pub(crate) slot: Arc<Slot>,
     /// The request that has arrived in part.
     pub(crate) partial: PartialRequest,
+    /// The tenant of the last request, which pays for the worker's time; `None` before one with a
+    /// valid token.
+    pub(crate) tenant: Cell<Option<TenantIndex>>,
+}
+
+impl ConnectionState {
+    /// Runs a task of the connection, and charges the worker's time in it to the tenant.
+    pub(crate) async fn charged<T>(&self, task: impl Future<Output = T>) -> T {
+        let mut task = pin!(task);
+        poll_fn(|cx| {
+            let polled = task.as_mut().poll(cx);
+            time_share::charge(self.tenant.get());
+            polled
+        })
+        .await
+    }
 }
 
 /// How a connection knows whether a request has arrived in part.

@@ -37,9 +37,12 @@ mod reload;
 mod request_memory;
 mod resp;
 mod rules;
+mod search_turns;
 pub mod settings;
 mod shared;
 mod slots;
+mod tenant_metrics;
+mod time_share;
 mod tls;
 mod worker;
 

@@ -6,11 +6,15 @@
 //! is late once, an overloaded worker every time.
 
 use std::cell::Cell;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tidegate_rules::Class;
 use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::auth::TenantIndex;
+use crate::metrics::Metrics;
+use crate::time_share;
 
 /// How often a worker looks how late it is. Shorter: sooner to notice, more wake-ups of an idle
 /// server.
@@ -38,12 +42,15 @@ thread_local! {
     static PULSE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether this worker is too busy to decide checks of `class`.
+/// Whether this worker is too busy to decide checks of `class`, and the tenant has used more than
+/// its share of the worker's time.
 #[inline]
-pub(crate) fn sheds(class: Class) -> bool {
+pub(crate) fn sheds(class: Class, tenant: TenantIndex) -> bool {
     let late = LATE.get().into_iter().min().unwrap_or_default();
     // A worker is rarely late, so this is usually one comparison.
-    late >= SHED_LATE[0].1 && SHED_LATE.iter().any(|(shed, from)| *shed == class && late >= *from)
+    late >= SHED_LATE[0].1
+        && SHED_LATE.iter().any(|(shed, from)| *shed == class && late >= *from)
+        && time_share::is_above_share(tenant)
 }
 
 /// Returns a counter that rises about twenty times a second: a clock that costs nothing to read. It
@@ -65,14 +72,16 @@ pub(crate) fn time_of(pulses: u32) -> Duration {
 }
 
 /// Watches how late this worker is, for as long as it runs.
-pub(crate) async fn watch() {
+pub(crate) async fn watch(metrics: Arc<Metrics>) {
     let start = *START.get_or_init(now);
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let due = ticks.tick().await;
         let now = now();
-        note(now.saturating_duration_since(due));
+        let late = now.saturating_duration_since(due);
+        note(late);
+        time_share::settle(&metrics, late >= SHED_LATE[0].1);
         beat(now.saturating_duration_since(start));
     }
 }
@@ -103,7 +112,7 @@ mod tests {
     fn comfort_goes_first_and_security_last() {
         let shed_when_late = |ms| {
             (0..LATE_LOOKS).for_each(|_| note(Duration::from_millis(ms)));
-            Class::ALL.map(sheds)
+            Class::ALL.map(|class| sheds(class, 0))
         };
         assert_eq!(shed_when_late(0), [false, false, false]);
         assert_eq!(shed_when_late(99), [false, false, false]);
@@ -114,10 +123,26 @@ mod tests {
     }
 
     #[test]
+    fn tenants_within_their_share_are_not_shed() {
+        let metrics = Metrics::new(1, 3);
+        time_share::start(&[1, 1, 1]);
+        time_share::charge_ns(0, 900);
+        time_share::charge_ns(1, 100);
+        time_share::settle(&metrics, true);
+        (0..LATE_LOOKS).for_each(|_| note(Duration::from_secs(1)));
+        assert_eq!(Class::ALL.map(|class| sheds(class, 0)), [true; 3]);
+        assert_eq!(Class::ALL.map(|class| sheds(class, 1)), [false; 3]);
+        assert_eq!(Class::ALL.map(|class| sheds(class, 2)), [false; 3], "a new tenant");
+        time_share::charge_ns(1, 100_000);
+        time_share::settle(&metrics, true);
+        assert_eq!([0, 1, 2].map(|tenant| sheds(Class::Comfort, tenant)), [false, true, false]);
+    }
+
+    #[test]
     fn being_late_once_or_twice_sheds_nothing() {
         for ms in [0, 0, 5_000, 3, 5_000, 5_000, 0] {
             note(Duration::from_millis(ms));
-            assert_eq!(Class::ALL.map(sheds), [false, false, false], "{ms}");
+            assert_eq!(Class::ALL.map(|class| sheds(class, 0)), [false, false, false], "{ms}");
         }
     }
 

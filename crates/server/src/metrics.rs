@@ -24,11 +24,7 @@ use tidegate_rules::Class;
 use crate::origin_monitor::OriginMonitor;
 use crate::rates::DecisionTotals;
 use crate::request_memory::RequestMemory;
-
-/// Tenants with series of their own; those beyond are added up under [`OTHER_TENANTS`]. Higher:
-/// more series.
-const TENANT_SERIES_MAX: usize = 100;
-const OTHER_TENANTS: &str = "_other";
+use crate::tenant_metrics::{OTHER_TENANTS, TENANT_SERIES_MAX, TenantMetrics};
 
 /// Upper ends of the latency buckets, in microseconds. A decision takes far less than one; the
 /// surface and a busy machine add the rest.
@@ -155,6 +151,7 @@ struct Latency {
 #[derive(Debug)]
 pub(crate) struct Metrics {
     workers: Box<[Tally]>,
+    pub(crate) tenants: TenantMetrics,
     connections: [AtomicI64; LISTENERS],
     refused: [AtomicU64; LISTENERS],
     evicted: [AtomicU64; LISTENERS],
@@ -187,8 +184,9 @@ pub(crate) fn this_worker() -> usize {
 
 impl Metrics {
     /// Counters at zero.
-    pub(crate) fn new(workers: usize) -> Self {
+    pub(crate) fn new(workers: usize, tenants: usize) -> Self {
         Self {
+            tenants: TenantMetrics::new(workers, tenants),
             workers: (0..workers.max(1)).map(|_| Tally::default()).collect(),
             connections: Default::default(),
             refused: Default::default(),
@@ -354,6 +352,7 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         self.encode_decisions(&mut encoder)?;
         self.encode_latency(&mut encoder)?;
+        self.metrics.tenants.encode(&self.tenants, &mut encoder)?;
         self.encode_connections(&mut encoder)?;
         self.encode_request_memory(&mut encoder)?;
         self.encode_reloads(&mut encoder)?;

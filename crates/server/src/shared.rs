@@ -35,6 +35,9 @@ use crate::reload::RefusedEdits;
 use crate::request_memory::RequestMemory;
 use crate::rules::ActiveRules;
 
+/// The weight of the default tenant, as in the meter table.
+const DEFAULT_WEIGHT: u32 = 1;
+
 /// The state that all surfaces share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -151,6 +154,8 @@ pub(crate) struct ListenerAddress {
 pub(crate) struct Tenant {
     /// As configured.
     pub(crate) name: String,
+    /// Its parts of the meter table, and of a worker's time under overload.
+    pub(crate) weight: u32,
     /// Unkey's direct form, as its users expect it.
     pub(crate) direct_window: Gate,
     /// Unkey's direct form, for namespaces that chose GCRA.
@@ -203,13 +208,13 @@ impl Shared {
             builder = builder.tenant(tenant.name.clone(), tenant.weight);
         }
         let limiter = Arc::new(builder.build().map_err(StartError::Limiter)?);
-        let names: Vec<String> = std::iter::once(DEFAULT_TENANT.to_owned())
-            .chain(config.tenants.iter().map(|t| t.name.clone()))
-            .collect();
+        let of_default = (DEFAULT_TENANT.to_owned(), DEFAULT_WEIGHT);
+        let configured = config.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.weight));
+        let (names, weights): (Vec<String>, Vec<u32>) = std::iter::once(of_default).chain(configured).unzip();
         let region = config.region.join(&limiter).map_err(StartError::File)?;
         let decider = Decider { limiter, region };
         let tenants: Result<Vec<_>, UnknownName> =
-            names.iter().map(|name| Tenant::new(&decider, name)).collect();
+            names.iter().zip(weights).map(|(name, weight)| Tenant::new(&decider, name, weight)).collect();
         let tenants = tenants.map_err(|error| StartError::File(error.to_string()))?;
         let now_ms = decider.limiter.wall_us() / 1_000;
         let location = config.rules.as_ref().map(RulesConfig::location);
@@ -475,7 +480,7 @@ impl Telemetry {
         request_memory: &Arc<RequestMemory>,
         tenants: Vec<String>,
     ) -> Self {
-        let metrics = Arc::new(Metrics::new(workers));
+        let metrics = Arc::new(Metrics::new(workers, tenants.len()));
         let scrape = Scrape {
             metrics: Arc::clone(&metrics),
             request_memory: Arc::clone(request_memory),
@@ -489,7 +494,7 @@ impl Telemetry {
 }
 
 impl Tenant {
-    fn new(decider: &Decider, name: &str) -> Result<Self, UnknownName> {
+    fn new(decider: &Decider, name: &str, weight: u32) -> Result<Self, UnknownName> {
         // Limits in requests state neither a class nor that other regions count them.
         let policy = RegionPolicy { regime: Regime::Regional, ..RegionPolicy::of(Class::Comfort) };
         let gate = |surface: &str, limit: &Limit| decider.gate(name, surface, *limit, policy);
@@ -497,6 +502,7 @@ impl Tenant {
         let (gcra, window) = placeholders().map_err(|error| UnknownName::Limit(error.to_string()))?;
         Ok(Self {
             name: name.to_owned(),
+            weight,
             direct_window: gate("direct", &window)?,
             direct_gcra: gate("direct", &gcra)?,
             resp: gate("resp", &gcra)?,

@@ -1,6 +1,7 @@
 //! Workers: threads that each serve their own connections from beginning to end, and share nothing
 //! but the limiter.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
@@ -25,7 +26,7 @@ use crate::request_memory::PartialRequest;
 use crate::shared::Shared;
 use crate::slots::Slot;
 use crate::tls::Tls;
-use crate::{admin, grpc, http, load, resp};
+use crate::{admin, grpc, http, load, resp, time_share};
 
 /// Longest time of a health check on a full listener, from its connection to its response. Longer:
 /// slower clients get one; fewer of them if others keep them out.
@@ -47,7 +48,7 @@ pub(crate) struct Context {
 /// Creates the runtime of a worker, on one thread. Its connections never move, so their state need
 /// not be shared.
 pub(crate) fn runtime() -> io::Result<Runtime> {
-    Builder::new_current_thread().enable_all().build()
+    Builder::new_current_thread().enable_all().on_thread_unpark(time_share::wake).build()
 }
 
 /// Serves connections until no more come and the last has ended or is cut.
@@ -58,9 +59,11 @@ pub(crate) fn run(
     mut incoming: mpsc::Receiver<AcceptedConnection>,
 ) {
     metrics::this_is_worker(index);
+    let weights: Vec<u32> = context.shared.tenants.iter().map(|tenant| tenant.weight).collect();
+    time_share::start(&weights);
     let connections = TaskTracker::new();
     LocalSet::new().block_on(runtime, async {
-        tokio::task::spawn_local(load::watch());
+        tokio::task::spawn_local(load::watch(Arc::clone(&context.shared.telemetry.metrics)));
         while let Some(accepted) = incoming.recv().await {
             connections.spawn_local(connection(accepted, context.clone()));
         }
@@ -104,11 +107,13 @@ async fn connection(accepted: AcceptedConnection, context: Context) {
         peer,
         slot: Arc::clone(&slot.slot),
         partial: PartialRequest::new(&context.shared.request_memory, peer.ip()),
+        tenant: Cell::new(None),
     });
     if !for_health {
         state.slot.set_idle(load::pulse());
     }
-    if let Err(error) = serve(listener, stream, state, for_health, context).await {
+    let served = state.charged(serve(listener, stream, Rc::clone(&state), for_health, context));
+    if let Err(error) = served.await {
         // Clients disconnect all the time. Operators need this only to search for a cause.
         tracing::debug!(listener = listener.as_str(), %peer, %error, "a connection ended early");
     }

@@ -13,8 +13,8 @@ use crate::fields::{
 };
 use crate::interner::Interner;
 use crate::overrides::{
-    IDENTIFIER_STARS_MAX, NamespaceDraft, NamespaceOverrides, NamespaceOverridesBuilder,
-    OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, OverrideDraft,
+    NamespaceDraft, NamespaceOverrides, NamespaceOverridesBuilder, OVERRIDE_PERIOD_MS_MAX,
+    OVERRIDE_PERIOD_MS_MIN, OverrideDraft, check_stars,
 };
 use crate::pattern::Pattern;
 use crate::problems::{ProblemList, Problems};
@@ -110,11 +110,14 @@ fn parse_namespace_override(
 
 fn read_identifier(value: Value) -> Result<Pattern, String> {
     let text = read_namespace_text(value)?;
-    let stars = text.matches('*').count();
-    if stars > IDENTIFIER_STARS_MAX {
-        return Err(format!("{stars} of `*` is outside 0 to {IDENTIFIER_STARS_MAX}"));
-    }
+    check_stars(&text)?;
     Ok(Pattern::new(text))
+}
+
+fn read_key(value: Value) -> Result<Vec<Pattern>, String> {
+    let key = read_patterns(value)?;
+    key.iter().try_for_each(|part| check_stars(part.as_str()))?;
+    Ok(key)
 }
 
 /// Requests state their periods in milliseconds, so an override can have no finer one.
@@ -182,7 +185,7 @@ impl OrderedRules {
         let rule = fields.required("rule", read_name);
         let tenant = fields.optional("tenant", read_text);
         let priority = fields.priority();
-        let key = fields.required("key", read_patterns);
+        let key = fields.required("key", read_key);
         let amount = fields.amount();
         let period = fields.optional("period", read_period);
         let burst = fields.burst();
@@ -272,6 +275,7 @@ mod tests {
     #[test]
     fn each_problem_names_its_field_and_range() {
         let long = format!("namespace='{}'", "n".repeat(513));
+        let between = format!("identifier='a*{}*'", "b".repeat(65));
         let cases = [
             ("limit=-1", ".limit: -1 is outside 0 to 4294967295"),
             (
@@ -289,6 +293,7 @@ mod tests {
             ),
             ("identifier=''", ".identifier: 0 characters is outside 1 to 512"),
             ("identifier='*a*b*c*d*'", ".identifier: 5 of `*` is outside 0 to 4"),
+            (&between, ".identifier: 65 bytes between two `*` is outside 0 to 64"),
             (&long, ".namespace: 513 characters is outside 1 to 512"),
             (
                 "burst=3",

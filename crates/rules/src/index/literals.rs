@@ -4,6 +4,11 @@ use arrayvec::ArrayVec;
 
 use super::small;
 use crate::dimensions::VALUE_BYTES_MAX;
+use crate::overrides::NAMESPACE_TEXT_CHARS_MAX;
+
+/// The most bytes of a value: a dimension, or an identifier of characters with four bytes each.
+const TEXT_BYTES_MAX: usize = 4 * NAMESPACE_TEXT_CHARS_MAX;
+const _: () = assert!(VALUE_BYTES_MAX <= TEXT_BYTES_MAX, "both kinds of values fit");
 
 /// Texts, each with the numbers of those that are found by it.
 #[derive(Debug, Default)]
@@ -95,7 +100,7 @@ impl Literals {
     /// Calls `tell` with the numbers of all texts that `value` ends with.
     pub(crate) fn each_end(&self, value: &str, tell: impl FnMut(u32)) {
         if !self.texts.is_empty() {
-            let reversed: ArrayVec<u8, VALUE_BYTES_MAX> = value.bytes().rev().take(VALUE_BYTES_MAX).collect();
+            let reversed: ArrayVec<u8, TEXT_BYTES_MAX> = value.bytes().rev().take(TEXT_BYTES_MAX).collect();
             self.each(&reversed, tell);
         }
     }

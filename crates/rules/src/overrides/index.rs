@@ -1,7 +1,6 @@
 //! The index of overrides by target and key. Exact keys are found by hash, patterns by their prefix
 //! or suffix.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _};
@@ -11,20 +10,15 @@ use foldhash::quality::RandomState;
 use tidegate_core::{Algorithm, Limit};
 
 use super::packed::{self, PackedOverride};
-use crate::index::{HashIndex, Literals, Pages, small};
-use crate::pattern::{Pattern, describes};
+use super::wildcards::{LOOSE_WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX, Wildcard, WildcardTies, Wildcards};
+use crate::index::{HashIndex, Pages, small};
+use crate::pattern::Pattern;
 use crate::rule::Mode;
 
 /// The most overrides of a set. Higher: more memory, some 100 bytes each, and a slower start.
 pub const OVERRIDES_MAX: usize = 2_000_000;
 /// The most overrides of a set that have a `*`. Higher: more memory, some 500 bytes each.
 pub const WILDCARDS_MAX: usize = 100_000;
-/// Maximum overrides with a `*` for one rule, or for one namespace of a tenant. A request without
-/// an exact override examines those with a prefix or suffix of its key: at worst all of them.
-pub const WILDCARDS_PER_TARGET_MAX: usize = 1_000;
-/// Maximum overrides of one rule, or of one namespace of a tenant, without a literal prefix or
-/// suffix, such as `*x*`. A request examines each of them.
-pub const LOOSE_WILDCARDS_MAX: usize = 64;
 /// The most bytes that all overrides have together: they are found by 32 bits.
 pub(crate) const TEXT_BYTES_MAX: usize = u32::MAX as usize;
 
@@ -151,36 +145,6 @@ pub(crate) struct OverrideIndex {
     hasher: RandomState,
 }
 
-/// The overrides with a `*` of one target.
-#[derive(Debug)]
-struct Wildcards {
-    /// Where their rows begin, in the order in which they apply.
-    ranked: Box<[u32]>,
-    /// By part of the key: those of which it is the part that spells out most.
-    by_part: Box<[(Literals, Literals)]>,
-    loose: Box<[u32]>,
-}
-
-/// An override with a `*`, until it has its place among others.
-#[derive(Debug)]
-struct Wildcard {
-    row: u32,
-    tenant: u32,
-    name: String,
-    priority: i32,
-    key: Vec<Pattern>,
-}
-
-/// The order of wildcards of equal priority with equally many literal bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum WildcardTies {
-    /// By their names.
-    #[default]
-    ByName,
-    /// By the text of their keys.
-    ByKey,
-}
-
 /// Terms of an override: algorithm, amount, burst, period and mode.
 type OverrideTerms = (Algorithm, u32, u32, u64, Option<Mode>);
 
@@ -198,7 +162,7 @@ pub(crate) struct OverrideIndexBuilder {
 }
 
 /// Two overrides of which the second cannot be, or one too many, by their rows.
-type OverrideClash = (u32, fn(String) -> OverrideConflict, u32);
+pub(super) type OverrideClash = (u32, fn(String) -> OverrideConflict, u32);
 
 impl OverrideIndexBuilder {
     /// Room for about so many.
@@ -410,13 +374,9 @@ impl OverrideIndex {
         now_ms: u64,
     ) -> Option<(u32, PackedOverride<'_>)> {
         self.wild.get(&target)?.first(key, |at| {
-            let (row, mut patterns) = PackedOverride::read(&self.rows, at)?;
-            let applies = (row.tenant.is_none() || row.tenant == tenant)
-                && key
-                    .iter()
-                    .all(|value| patterns.next().is_some_and(|pattern| describes(pattern, value.as_bytes())))
-                && row.lives(now_ms);
-            applies.then_some((at, row))
+            let (row, patterns) = PackedOverride::read(&self.rows, at)?;
+            let is_in_force = (row.tenant.is_none() || row.tenant == tenant) && row.lives(now_ms);
+            is_in_force.then_some(((at, row), patterns))
         })
     }
 
@@ -448,89 +408,4 @@ impl OverrideIndex {
         key.for_each(|part| part.hash(&mut hasher));
         hasher.finish()
     }
-}
-
-/// How much the patterns of a key spell out, in bytes.
-pub(crate) fn literal_bytes(key: &[Pattern]) -> usize {
-    key.iter().map(Pattern::literal_bytes).sum()
-}
-
-impl Wildcards {
-    /// Puts the wildcards of one target in order: by priority, then by how much they spell out,
-    /// then by `ties`. Adds those that cannot be to `clashes`.
-    fn new(mut wildcards: Vec<Wildcard>, ties: WildcardTies, clashes: &mut Vec<OverrideClash>) -> Self {
-        wildcards.sort_by(|a, b| {
-            let rank = |of: &Wildcard| (Reverse(of.priority), Reverse(literal_bytes(&of.key)));
-            rank(a).cmp(&rank(b)).then_with(|| match ties {
-                WildcardTies::ByName => a.name.cmp(&b.name),
-                WildcardTies::ByKey => {
-                    a.key.iter().map(Pattern::as_str).cmp(b.key.iter().map(Pattern::as_str))
-                }
-            })
-        });
-        let parts = wildcards.first().map_or(0, |wildcard| wildcard.key.len());
-        let mut texts: Vec<(Vec<_>, Vec<_>)> = vec![(Vec::new(), Vec::new()); parts];
-        let mut loose = Vec::new();
-        for (wildcard, at) in wildcards.iter().zip(0..) {
-            match anchor(&wildcard.key) {
-                None => loose.push(at),
-                Some((part, Side::Beginning, text)) => texts[part].0.push((text, at)),
-                Some((part, Side::End, text)) => texts[part].1.push((text, at)),
-            }
-        }
-        clashes.extend(identical(&wildcards));
-        if let Some(at) = loose.get(LOOSE_WILDCARDS_MAX) {
-            let row = wildcards[*at as usize].row;
-            clashes.push((row, |_| OverrideConflict::LooseOfTarget, row));
-        }
-        let literals = |(beginnings, ends)| (Literals::beginnings(beginnings), Literals::ends(ends));
-        let by_part = texts.into_iter().map(literals).collect();
-        let ranked = wildcards.iter().map(|wildcard| wildcard.row).collect();
-        Self { ranked, by_part, loose: loose.into() }
-    }
-
-    /// Returns the result of `applies` for the first wildcard, in order, that applies.
-    fn first<T>(&self, key: &[&str], applies: impl Fn(u32) -> Option<T>) -> Option<T> {
-        let (mut first, mut found) = (self.ranked.len(), None);
-        let mut look = |at: u32| {
-            let at = at as usize;
-            if at < first
-                && let Some(applying) = applies(self.ranked[at])
-            {
-                (first, found) = (at, Some(applying));
-            }
-        };
-        self.loose.iter().for_each(|at| look(*at));
-        for ((beginnings, ends), value) in self.by_part.iter().zip(key) {
-            beginnings.each_beginning(value, &mut look);
-            ends.each_end(value, &mut look);
-        }
-        found
-    }
-}
-
-/// Those for the same tenant and key.
-fn identical(wildcards: &[Wildcard]) -> Vec<OverrideClash> {
-    let mut seen = HashMap::new();
-    let mut clashes: Vec<OverrideClash> = Vec::new();
-    for Wildcard { row, tenant, key, .. } in wildcards {
-        if let Some(known) = seen.insert((*tenant, key), *row) {
-            clashes.push((*row, OverrideConflict::Identical, known));
-        }
-    }
-    clashes
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Beginning,
-    End,
-}
-
-/// The longest text that a key must begin or end with in one of its parts.
-fn anchor(key: &[Pattern]) -> Option<(usize, Side, &str)> {
-    let texts = key.iter().enumerate().flat_map(|(part, pattern)| {
-        [(part, Side::Beginning, pattern.beginning()), (part, Side::End, pattern.end())]
-    });
-    texts.filter(|(.., text)| !text.is_empty()).max_by_key(|(.., text)| text.len())
 }

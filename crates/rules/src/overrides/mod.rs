@@ -7,13 +7,16 @@
 mod index;
 mod namespaces;
 mod packed;
+mod wildcards;
 
-pub use index::{LOOSE_WILDCARDS_MAX, OVERRIDES_MAX, WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX};
-pub(crate) use index::{
-    OverrideDraft, OverrideIndex, OverrideIndexBuilder, OverrideKinds, OverrideMatch, literal_bytes,
-};
+pub use index::{OVERRIDES_MAX, WILDCARDS_MAX};
+pub(crate) use index::{OverrideDraft, OverrideIndex, OverrideIndexBuilder, OverrideKinds, OverrideMatch};
 pub use namespaces::{
-    IDENTIFIER_STARS_MAX, NAMESPACE_TEXT_CHARS_MAX, NamespaceOverride, NamespaceOverrides,
-    OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, OVERRIDES_PER_TENANT_MAX,
+    NAMESPACE_TEXT_CHARS_MAX, NamespaceOverride, NamespaceOverrides, OVERRIDE_PERIOD_MS_MAX,
+    OVERRIDE_PERIOD_MS_MIN, OVERRIDES_PER_TENANT_MAX,
 };
 pub(crate) use namespaces::{NamespaceDraft, NamespaceOverridesBuilder};
+pub(crate) use wildcards::literal_bytes;
+pub use wildcards::{
+    LOOSE_WILDCARDS_MAX, MIDDLE_BYTES_MAX, STARS_MAX, WILDCARDS_PER_TARGET_MAX, check_stars,
+};

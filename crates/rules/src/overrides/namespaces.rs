@@ -10,7 +10,8 @@ use std::sync::Arc;
 use foldhash::quality::RandomState;
 use tidegate_core::Limit;
 
-use super::index::{OverrideConflict, OverrideDraft, OverrideIndex, OverrideIndexBuilder, WildcardTies};
+use super::index::{OverrideConflict, OverrideDraft, OverrideIndex, OverrideIndexBuilder};
+use super::wildcards::WildcardTies;
 use crate::compile;
 use crate::index::{HashIndex, small};
 use crate::pattern::Pattern;
@@ -23,9 +24,6 @@ pub const OVERRIDES_PER_TENANT_MAX: usize = 100_000;
 
 /// The most characters of a namespace, and of an identifier.
 pub const NAMESPACE_TEXT_CHARS_MAX: usize = 512;
-
-/// The most `*` of an identifier. Higher: a check may try more places of its identifier for each.
-pub const IDENTIFIER_STARS_MAX: usize = 4;
 
 /// The shortest period of a namespace override, in milliseconds.
 pub const OVERRIDE_PERIOD_MS_MIN: u64 = 1_000;
@@ -329,7 +327,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::index::{LOOSE_WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX};
+    use super::super::wildcards::{LOOSE_WILDCARDS_MAX, WILDCARDS_PER_TARGET_MAX};
     use super::*;
 
     fn draft(tenant: Option<&str>, namespace: &str, identifier: &str, limit: u64) -> NamespaceDraft {

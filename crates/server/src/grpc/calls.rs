@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use tokio::time::sleep_until;
 
+use crate::auth::TenantIndex;
 use crate::guard::{ClientTimeouts, ConnectionState, from_now};
 use crate::load::{pulse, pulses, time_of};
 use crate::request_memory::PartialRequest;
@@ -113,6 +114,11 @@ impl Call {
     /// Returns the account of a message that arrives in part. The address pays until a tenant does.
     pub(super) fn partial(&self) -> PartialRequest {
         self.connection.state.partial.of_same_address()
+    }
+
+    /// Sets the tenant that pays for the worker's time.
+    pub(super) fn charge_to(&self, tenant: TenantIndex) {
+        self.connection.state.tenant.set(Some(tenant));
     }
 
     /// Removes the timeout of a call that streams updates.

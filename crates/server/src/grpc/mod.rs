@@ -55,9 +55,10 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Runs the tasks of a connection on the worker's own thread.
-#[derive(Clone, Copy)]
-struct LocalExecutor;
+/// Runs the tasks of a connection on the worker's own thread. The tenant of the connection pays for
+/// them.
+#[derive(Clone)]
+struct LocalExecutor(Rc<ConnectionState>);
 
 impl<F> Executor<F> for LocalExecutor
 where
@@ -65,7 +66,8 @@ where
     F::Output: 'static,
 {
     fn execute(&self, future: F) {
-        tokio::task::spawn_local(future);
+        let state = Rc::clone(&self.0);
+        tokio::task::spawn_local(async move { state.charged(future).await });
     }
 }
 
@@ -77,10 +79,11 @@ where
 {
     let (stop, patience) = (context.stop.clone(), context.shared.protocol.client_timeouts);
     let metrics = Arc::clone(&context.shared.telemetry.metrics);
+    let executor = LocalExecutor(Rc::clone(&state));
     // All calls of this connection share it, on this thread.
     let calls = Rc::new(Connection::new(state, context));
     let service = service_fn(|request| answer(Call::begin(Rc::clone(&calls)), request));
-    let mut builder = http2::Builder::new(LocalExecutor);
+    let mut builder = http2::Builder::new(executor);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
@@ -115,7 +118,10 @@ async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply
     let is_watch = request.uri().path() == health::WATCH;
     let response = if request.uri().path() == SHOULD_RATE_LIMIT {
         match call::begun(&call.shared, request) {
-            Ok((tenant, body)) => call::should_rate_limit(&call, tenant, body).await,
+            Ok((tenant, body)) => {
+                call.charge_to(tenant);
+                call::should_rate_limit(&call, tenant, body).await
+            }
             Err(refused) => *refused,
         }
     } else {

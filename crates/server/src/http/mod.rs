@@ -182,6 +182,7 @@ async fn answer(
     let HttpConnection { shared, state } = &*connection;
     let (parts, body) = request.into_parts();
     let caller = caller(shared, &parts.headers);
+    state.tenant.set(caller.as_ref().map(|caller| caller.principal.tenant));
     Ok(match read(caller.as_ref(), body, state).await {
         Ok(body) => {
             let req = HttpRequest { shared, peer: state.peer, caller, parts, body };

@@ -156,6 +156,7 @@ impl<'s> RequestContext<'s> {
         self.admit_batch().ok_or_else(|| {
             let shed = ShedRequest { class: self.class };
             let outcome = outcome_of(shed.is_allowed());
+            self.shared.telemetry.metrics.tenants.shed(self.tenant);
             self.conclude(outcome, None, DecisionSource::Shed, DecisionReason::Shed, subject);
             shed
         })
@@ -165,7 +166,7 @@ impl<'s> RequestContext<'s> {
     /// [`RequestContext::admit`].
     #[inline]
     pub(crate) fn admit_batch(self) -> Option<Admission<'s>> {
-        (!load::sheds(self.class)).then_some(Admission { context: self })
+        (!load::sheds(self.class, self.tenant)).then_some(Admission { context: self })
     }
 
     /// Resumes a request that was admitted, and then had to wait.

@@ -207,9 +207,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             next
         };
-        if !self.pending.is_empty()
-            && let Some(tenant) = self.dialogue.tenant()
-        {
+        let tenant = self.dialogue.tenant();
+        self.state.tenant.set(tenant);
+        if let (Some(tenant), false) = (tenant, self.pending.is_empty()) {
             self.state.partial.belongs_to(tenant);
         }
         self.state.partial.set(self.pending.len());

@@ -1,5 +1,6 @@
 //! Tests of requests and replies, byte by byte.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -758,6 +759,7 @@ fn connect(
         peer: ([127, 0, 0, 1], 1).into(),
         slot: Arc::default(),
         partial: PartialRequest::new(&bench.shared.request_memory, [127, 0, 0, 1].into()),
+        tenant: Cell::default(),
     };
     (client, tokio::task::spawn_local(serve(server, Rc::new(state), context)), stop)
 }

@@ -15,7 +15,8 @@ use crate::auth::TenantIndex;
 use crate::decider::check_of_parts;
 use crate::http::{HttpRequest, Problem};
 use crate::metrics::Surface;
-use crate::pipeline::{RecordSubject, RequestContext, RequestDecision, RoleCheck};
+use crate::pipeline::{Admission, RecordSubject, RequestContext, RequestDecision, RoleCheck};
+use crate::search_turns;
 use crate::shared::{Shared, Tenant};
 
 /// The largest limit that a meter can count.
@@ -93,16 +94,18 @@ impl<'b> LimitRequest<'b> {
 
 impl<'b> LimitFields<'b> {
     /// Finds the limit that applies to fields in range: the request's, or that of an override in
-    /// `rules`.
-    pub(super) fn resolve<'r>(
+    /// force.
+    fn resolve<'r>(
         self,
         shared: &Shared,
-        (rules, now_ms): (&'r RuleSet, u64),
+        in_force: Option<(&'r RuleSet, u64)>,
         tenant: TenantIndex,
     ) -> Result<DirectLimit<'b, 'r>, Problem> {
         let Self { namespace, identifier, limit, duration_ms, cost } = self;
         let tenant = shared.tenant(tenant);
-        let replaced_by = rules.namespace_override(&tenant.name, &namespace, &identifier, now_ms);
+        let replaced_by = in_force.and_then(|(rules, now_ms)| {
+            rules.namespace_override(&tenant.name, &namespace, &identifier, now_ms)
+        });
         let (limit, duration_ms) = match &replaced_by {
             None => (limit, duration_ms),
             Some(found) => (u64::from(found.limit), found.period_ms),
@@ -113,6 +116,12 @@ impl<'b> LimitFields<'b> {
         // All limits of one identifier share their placement.
         let placement = shared.decider.placement(&[tenant.name.as_bytes(), identifier.as_bytes()]);
         Ok(DirectLimit { namespace, identifier, cost, duration_ms, gate, replaced_by, placement })
+    }
+
+    /// Names the request in its record, if it is shed before its limit is known.
+    fn subject(&self) -> RecordSubject<'_, [(&str, &str); 2]> {
+        let dimensions = [("namespace", &*self.namespace), ("identifier", &*self.identifier)];
+        RecordSubject::new(RecordKey::of(&self.identifier), self.cost, dimensions)
     }
 }
 
@@ -149,16 +158,54 @@ impl DirectLimit<'_, '_> {
     }
 }
 
-/// Decides a request under its limits; `None` if it is shed, and therefore passes. A request has at
-/// least one limit, the `first`.
+/// A request on its way from its fields to its limits.
+pub(super) struct LimitSearch<'s, 'r> {
+    context: RequestContext<'s>,
+    /// `None` once the request is shed, which therefore passes.
+    pub(super) admission: Option<Admission<'s>>,
+    /// With the time for which overrides apply.
+    in_force: (&'r RuleSet, u64),
+    has_wildcards: bool,
+}
+
+impl<'s, 'r> LimitSearch<'s, 'r> {
+    /// Admits a request before its overrides are searched. The record of a shed request names its
+    /// `first` limit.
+    pub(super) fn new(
+        req: &HttpRequest<'s>,
+        tenant: TenantIndex,
+        rules: &'r RuleSet,
+        first: &LimitFields<'_>,
+    ) -> Self {
+        let context = RequestContext { shared: req.shared, tenant, surface: Surface::Direct, class: CLASS };
+        let admission = context.admit(|| first.subject()).ok();
+        let in_force = (rules, req.shared.now_ms());
+        Self { context, admission, in_force, has_wildcards: rules.wildcards() > 0 }
+    }
+
+    /// Finds the limit that applies to fields in range. If the tenant has searched often enough in
+    /// this round of the worker, waits for the next one; the request may be shed meanwhile.
+    pub(super) async fn limit<'b>(
+        &mut self,
+        fields: LimitFields<'b>,
+    ) -> Result<DirectLimit<'b, 'r>, Problem> {
+        let RequestContext { shared, tenant, .. } = self.context;
+        while self.has_wildcards && self.admission.is_some() && !search_turns::take(tenant) {
+            search_turns::next_round().await;
+            self.admission = self.context.admit(|| fields.subject()).ok();
+        }
+        fields.resolve(shared, self.admission.map(|_| self.in_force), tenant)
+    }
+}
+
+/// Decides a request under its limits; `None` if it is shed. A request has at least one limit, the
+/// `first`.
 pub(super) async fn decide<'l>(
-    req: &HttpRequest<'_>,
-    tenant: TenantIndex,
+    admission: Option<Admission<'_>>,
     first: &DirectLimit<'_, '_>,
     limits: &'l [DirectLimit<'_, '_>],
 ) -> Result<Option<RequestDecision<'l>>, Problem> {
-    let context = RequestContext { shared: req.shared, tenant, surface: Surface::Direct, class: CLASS };
-    let Ok(admission) = context.admit(|| first.subject()) else { return Ok(None) };
+    let Some(admission) = admission else { return Ok(None) };
     let (one, several);
     let checks = if let [only] = limits {
         // The usual case, which needs no allocation.

@@ -5,7 +5,7 @@ use std::slice;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::direct::{LimitRequest, decide, wall_us};
+use super::direct::{LimitRequest, LimitSearch, decide, wall_us};
 use super::fields::Problems;
 use super::{Envelope, ErrorEnvelope, Refusal, enveloped, object};
 use crate::auth::Principal;
@@ -46,9 +46,10 @@ pub(in crate::http) async fn answer(
 ) -> Result<HttpResponse, Refusal> {
     let (rules, mut problems) = (req.shared.rules.load(), Problems::default());
     let fields = object::<LimitRequest<'_>>(req)?.read(&mut problems);
-    let in_force = (rules.set(), req.shared.now_ms());
-    let limit = problems.or(fields)?.resolve(req.shared, in_force, principal.tenant)?;
-    let decision = decide(req, principal.tenant, &limit, slice::from_ref(&limit)).await?;
+    let fields = problems.or(fields)?;
+    let mut search = LimitSearch::new(req, principal.tenant, rules.set(), &fields);
+    let limit = search.limit(fields).await?;
+    let decision = decide(search.admission, &limit, slice::from_ref(&limit)).await?;
     let outcome = decision.as_ref().and_then(|decision| decision.outcome_of(0));
     let mut answer = enveloped(limit.status(outcome, wall_us(req, decision.as_ref())));
     if let Some(decision) = &decision {

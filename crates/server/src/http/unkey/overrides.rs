@@ -5,9 +5,7 @@ use ::http::{HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 use tidegate_control::OverrideWriteError;
 use tidegate_rules::store::{OverrideLimit, OverrideOutcome, OverrideWrite, StoreError};
-use tidegate_rules::{
-    IDENTIFIER_STARS_MAX, NamespaceOverride, OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN,
-};
+use tidegate_rules::{NamespaceOverride, OVERRIDE_PERIOD_MS_MAX, OVERRIDE_PERIOD_MS_MIN, check_stars};
 use utoipa::ToSchema;
 
 use super::direct::LIMIT_MAX;
@@ -193,9 +191,8 @@ impl SetOverrideRequest<'_> {
         let mut problems = Problems::default();
         let namespace = problems.text("namespace", self.namespace).into_owned();
         let identifier = problems.text("identifier", self.identifier).into_owned();
-        let stars = identifier.matches('*').count();
-        if stars > IDENTIFIER_STARS_MAX {
-            problems.add("identifier", format_args!("{stars} of `*` is outside 0 to {IDENTIFIER_STARS_MAX}"));
+        if let Err(problem) = check_stars(&identifier) {
+            problems.add("identifier", problem);
         }
         let amount = problems.number("limit", self.limit, 0, LIMIT_MAX);
         let amount = u32::try_from(amount).unwrap_or(u32::MAX);
