@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use tokio::time::sleep_until;
 
+use crate::auth::TenantIndex;
 use crate::guard::{ClientTimeouts, ConnectionState, from_now};
 use crate::load::{pulse, pulses, time_of};
 use crate::request_memory::PartialRequest;
@@ -108,6 +109,11 @@ impl Call {
     pub(super) fn begin(connection: Rc<Connection>) -> Self {
         let began = Some(connection.begin());
         Self { connection, began }
+    }
+
+    /// Lets a tenant pay for the frames of the connection, which precede its next calls.
+    pub(super) fn set_owner(&self, tenant: TenantIndex) {
+        self.connection.state.partial.set_owner(tenant);
     }
 
     /// Returns the account of a message that arrives in part. The address pays until a tenant does.
