@@ -168,8 +168,8 @@ impl<N: Node> Control<N> {
         Ok(StoredChange { change, operations })
     }
 
-    /// Approves a change that waits for another person than its author. Credentials of one maker may
-    /// be one person, so none of them approves while an unrelated token could.
+    /// Approves a change that waits for another person than its author. Credentials of one maker
+    /// may be one person, so none of them approves while an unrelated token could.
     pub async fn approve(&self, id: u64, by: &str) -> Result<Change, PlanError> {
         let node = self.node()?;
         let change = self.store.change(id).await?;

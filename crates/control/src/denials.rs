@@ -228,8 +228,8 @@ impl Denials {
     }
 
     /// Watches the emergencies that came into force, except those that only allow requests, and
-    /// those that were declared long ago. A renewed emergency is not watched again. The store bounds
-    /// the number of emergencies.
+    /// those that were declared long ago. A renewed emergency is not watched again. The store
+    /// bounds the number of emergencies.
     pub(super) fn watch_emergencies(&mut self, before: &[EmergencyRow], now: &[EmergencyRow], now_ms: u64) {
         self.emergencies.retain(|watched| now.iter().any(|row| row.id == watched.id));
         let is_known =
@@ -258,8 +258,8 @@ impl Denials {
         self.emergencies.iter().map(|watched| watched.created_ms).filter(|created_ms| *created_ms > 0).min()
     }
 
-    /// Returns the emergencies that deny many keys of a rule and raised no alarm, each with the rule
-    /// of the most denied keys.
+    /// Returns the emergencies that deny many keys of a rule and raised no alarm, each with the
+    /// rule of the most denied keys.
     pub(super) fn emergency_jumps(&self, rules: &impl NodeRules) -> Vec<EmergencyJump> {
         let watched = || self.emergencies.iter().filter(|watched| !watched.is_alarmed);
         let mut jumps: Vec<EmergencyJump> = Vec::new();

@@ -234,8 +234,8 @@ impl<N: Node> Control<N> {
         }
     }
 
-    /// Reads the keys before a change or an emergency that is older than this server from the decision
-    /// log, if there is one. A sampled log has only some of the allowed keys.
+    /// Reads the keys before a change or an emergency that is older than this server from the
+    /// decision log, if there is one. A sampled log has only some of the allowed keys.
     async fn recall(self: &Arc<Self>, changed_ms: u64, node: &Arc<N>) {
         let Some(log) = node.log() else { return };
         let window = (changed_ms.saturating_sub(WATCHED_MS), changed_ms);

@@ -202,7 +202,7 @@ async fn emergency_that_lifts_a_security_rule_needs_an_approver() {
         (r#"{"action":"allow","when":{"user":"bob"}}"#, true),
         (r#"{"action":"allow","rule":"login","when":{"user":["bob","eve"]}}"#, false),
         (
-            r#"{"action":"allow","rule":"login","when":{"user":["1","2","3","4","5","6","7","8","9","10","11"]}}"#,
+            r#"{"action":"allow","rule":"login","when":{"user":["1","2","3","4","5","6","7","8","9","a","b"]}}"#,
             true,
         ),
         (r#"{"action":"allow","when":{"ip":"192.0.2.0/24"}}"#, false),

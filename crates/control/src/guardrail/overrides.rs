@@ -25,8 +25,9 @@ use super::rate::{LoweredRate, Rate};
 use super::security::{SECURITY_RAISE_MAX, Weakening, protects};
 
 /// Maximum number of keys of a rule that a change may halve, or lift out of a security rule, one by
-/// one, as an emergency may; more count as the whole rule. Higher: one person can deny more customers without a
-/// measurement, or let in more attackers. Lower: a few keys already need a second person.
+/// one, as an emergency may; more count as the whole rule. Higher: one person can deny more
+/// customers without a measurement, or let in more attackers. Lower: a few keys already need a
+/// second person.
 pub(crate) const KEYS_MAX: usize = 10;
 
 /// Terms that apply to a key.

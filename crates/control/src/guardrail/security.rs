@@ -74,7 +74,8 @@ impl Weakening {
     }
 }
 
-/// Returns the rank of the promise of a regime: the higher, the less passes in all regions together.
+/// Returns the rank of the promise of a regime: the higher, the less passes in all regions
+/// together.
 fn promise(regime: Regime) -> u8 {
     match regime {
         Regime::Regional => 0,

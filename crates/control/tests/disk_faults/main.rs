@@ -105,7 +105,8 @@ impl Lane {
             let mut child = Command::new(std::env::current_exe().expect("a path"));
             child.args(["stores_survive_disk_faults", "--exact", "--nocapture"]);
             child.env(WORK, &self.work).stdout(Stdio::null()).stderr(errors);
-            // The decision log is not synced at each write: a loss of power may take its last records.
+            // The decision log is not synced at each write: a loss of power may take its last
+            // records.
             FaultLibrary::except(&mut child, "/decisions.db");
             library.preload(&mut child, &self.work.join("disk"), &self.work.join("control"));
             let ended = child.status().expect("a child");

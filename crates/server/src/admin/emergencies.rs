@@ -120,7 +120,8 @@ pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// Checks that the caller may approve changes, if an emergency needs that. It waits for no approval.
+/// Checks that the caller may approve changes, if an emergency needs that. It waits for no
+/// approval.
 fn check_approver(req: &HttpRequest<'_>, consent: Option<&Consent>) -> Result<(), Problem> {
     let needed = consent.filter(|consent| consent.needs == ChangeNeeds::Approver);
     let Some(Consent { because, .. }) = needed.filter(|_| req.principal(Role::Approver).is_err()) else {

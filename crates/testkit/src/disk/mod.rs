@@ -80,8 +80,8 @@ impl FaultSwitch {
         self.write(&calls.to_ne_bytes(), KILL_IN_AT);
     }
 
-    /// Sets whether a kill undoes all writes since the last sync of their file, as if the machine lost
-    /// its power. Only writes from now on are undone.
+    /// Sets whether a kill undoes all writes since the last sync of their file, as if the machine
+    /// lost its power. Only writes from now on are undone.
     pub fn lose_unsynced(&self, loses: bool) {
         self.write(&u64::from(loses).to_ne_bytes(), LOSES_UNSYNCED_AT);
     }
