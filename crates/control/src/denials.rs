@@ -268,7 +268,9 @@ impl Denials {
         }
         for (rule, keys) in rules.counted().filter(|(_, keys)| !keys.is_empty()) {
             let (tenants, mut counts) = (keys.tenants(), HashMap::new());
-            tenants.iter().for_each(|keys| keys.sample.count_blocked(&mut counts));
+            for keys in &tenants {
+                keys.sample.count_blocked(&mut counts);
+            }
             let has_many = |tag: &EmergencyTag| counts.get(tag).is_some_and(|count| *count >= KEYS_MIN);
             for watched in watched().filter(|watched| has_many(&EmergencyTag::of(&watched.id))) {
                 let tally = self.tally_blocked(watched, &tenants);
@@ -478,14 +480,13 @@ impl Denials {
     /// Returns the reason why a rule cannot be judged now.
     fn unwatched(&self, rule: &str, keys: Option<&RuleKeys>) -> Option<UnwatchedReason> {
         let is_without_memory = keys.is_some_and(RuleKeys::is_without_memory);
-        let known: Vec<usize> = match self.in_question(rule).next() {
-            Some(earlier) => earlier.baselines.iter().map(KeyBaseline::known).collect(),
-            None => {
-                let keys = keys.into_iter().flat_map(RuleKeys::tenants);
-                let priors = keys.map(|keys| keys.sample.prior_marks(1));
-                let priors = priors.filter(|prior| prior.looks >= LOOKS_PER_MINUTE);
-                priors.map(|prior| prior.known()).collect()
-            }
+        let known: Vec<usize> = if let Some(earlier) = self.in_question(rule).next() {
+            earlier.baselines.iter().map(KeyBaseline::known).collect()
+        } else {
+            let keys = keys.into_iter().flat_map(RuleKeys::tenants);
+            let priors = keys.map(|keys| keys.sample.prior_marks(1));
+            let priors = priors.filter(|prior| prior.looks >= LOOKS_PER_MINUTE);
+            priors.map(|prior| prior.known()).collect()
         };
         match known.iter().sum() {
             _ if known.is_empty() && is_without_memory => Some(UnwatchedReason::NoMemory),

@@ -363,8 +363,8 @@ mod tests {
             GuardedStream::new(server, state, Framing::Surface, patience, metrics).answers_later();
         let mut evictor = Evictor::new(&slots);
         taken.slot.set_idle(1);
-        let wakes = Arc::new(CountedWakes(AtomicUsize::new(0)));
-        let waker = Waker::from(Arc::clone(&wakes));
+        let counted = Arc::new(CountedWakes(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&counted));
         let mut cx = Context::from_waker(&waker);
         let mut byte = [0];
         let mut read = |stream: &mut GuardedStream<DuplexStream>| {
@@ -379,9 +379,9 @@ mod tests {
         let mut reply = [0];
         client.read_exact(&mut reply).await.expect("a reply");
         assert!(!taken.slot.is_evicted() && !read(&mut stream));
-        let before = wakes.0.load(Ordering::Relaxed);
+        let before = counted.0.load(Ordering::Relaxed);
         assert!(evictor.evict());
-        assert_eq!(wakes.0.load(Ordering::Relaxed), before + 1);
+        assert_eq!(counted.0.load(Ordering::Relaxed), before + 1);
         assert!(read(&mut stream), "it is closed");
     }
 }

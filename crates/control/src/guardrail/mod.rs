@@ -192,7 +192,7 @@ struct UncertainRule {
 impl UncertainRule {
     /// Returns the reason why no number of records could show the effect, if there is one.
     fn not_measured(&self) -> Option<UnknownReason> {
-        Some(self.why.clone()).filter(|why| why.is_of_rule())
+        Some(self.why.clone()).filter(UnknownReason::is_of_rule)
     }
 }
 
