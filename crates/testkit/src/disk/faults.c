@@ -132,6 +132,8 @@ static void keep(int fd, off_t at, size_t length) {
     char path[PATH_BYTES];
     struct stat stat;
     if (!control || !atomic_load(&control->loses_unsynced) || !find_below(fd, path)) return;
+    /* Other threads have a file of shared memory mapped, so it must not be cut. */
+    if (strstr(path, "-shm")) return;
     if ((excepted && strstr(path, excepted)) || fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode)) return;
     REAL(pread);
     size_t old = at >= stat.st_size ? 0 : (size_t)(stat.st_size - at);
