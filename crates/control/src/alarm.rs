@@ -2,6 +2,7 @@
 //! The audit has them, so that every server shows them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
 use tidegate_record::timestamp;
@@ -44,22 +45,13 @@ impl Alarm {
         let Detail { change, emergency, reason } = serde_json::from_str(&entry.detail).ok()?;
         Some(Self { change, emergency, at: timestamp(entry.at_ms), at_ms: entry.at_ms, reason })
     }
-
-    /// Whether the alarm is about this subject, and not older than it.
-    fn is_about(&self, subject: AlarmSubject<'_>, since_ms: u64) -> bool {
-        let is_same = match subject {
-            AlarmSubject::Change(id) => self.change == Some(id),
-            AlarmSubject::Emergency(id) => self.emergency.as_deref() == Some(id),
-        };
-        is_same && since_ms <= self.at_ms
-    }
 }
 
 /// The subject of an alarm in words.
 fn subject_text(subject: AlarmSubject<'_>) -> String {
     match subject {
         AlarmSubject::Change(id) => format!("change {id}"),
-        AlarmSubject::Emergency(id) => format!("emergency {id:?}"),
+        AlarmSubject::Emergency(id, _) => format!("emergency {id:?}"),
     }
 }
 
@@ -76,8 +68,18 @@ impl<N: Node> Control<N> {
 
     /// Reads the last alarm from the store.
     pub(super) async fn take_last_alarm(&self) -> Result<(), StoreError> {
-        let last = self.alarms().await?.into_iter().next();
+        let last = self.store.alarms(1).await?.first().and_then(Alarm::of);
         self.last_alarm.store(last.map(Arc::new));
+        Ok(())
+    }
+
+    /// Does so if the audit has new entries, since any server may have raised an alarm.
+    pub(super) async fn follow_alarms(&self) -> Result<(), StoreError> {
+        let count = self.store.audit_count().await?;
+        if self.alarms_read.load(Ordering::Relaxed) != count {
+            self.take_last_alarm().await?;
+            self.alarms_read.store(count, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -85,23 +87,23 @@ impl<N: Node> Control<N> {
     pub(super) async fn alarm_of_change(self: &Arc<Self>, jump: &DenialJump, cause: &AlarmCause) {
         let reason = format!("{jump}; it is not rolled back automatically, because {cause}");
         let change = jump.change;
-        if self.raise_alarm(AlarmSubject::Change(change), 0, &reason).await {
+        if self.raise_alarm(AlarmSubject::Change(change), &reason).await {
             self.with_denials(move |denials| denials.note_alarm(change)).await;
         }
     }
 
     /// Raises an alarm about an emergency. Without the store, every look retries.
     pub(super) async fn alarm_of_emergency(self: &Arc<Self>, jump: EmergencyJump) {
-        let subject = AlarmSubject::Emergency(&jump.emergency);
-        if self.raise_alarm(subject, jump.declared_ms, &jump.to_string()).await {
+        let subject = AlarmSubject::Emergency(&jump.emergency, jump.created_ms);
+        if self.raise_alarm(subject, &jump.to_string()).await {
             self.with_denials(move |denials| denials.note_emergency_alarm(&jump.emergency)).await;
         }
     }
 
     /// Stores an alarm, once for all servers. Returns whether it is stored.
-    async fn raise_alarm(&self, subject: AlarmSubject<'_>, since_ms: u64, reason: &str) -> bool {
+    async fn raise_alarm(&self, subject: AlarmSubject<'_>, reason: &str) -> bool {
         let of = subject_text(subject);
-        match self.try_alarm(subject, since_ms, reason).await {
+        match self.try_alarm(subject, reason).await {
             Ok(true) => {
                 tracing::error!(of, reason, "alarm");
                 self.count(ControlEvent::Alarmed);
@@ -118,17 +120,9 @@ impl<N: Node> Control<N> {
     }
 
     /// Stores an alarm. Returns whether it is new.
-    async fn try_alarm(
-        &self,
-        subject: AlarmSubject<'_>,
-        since_ms: u64,
-        reason: &str,
-    ) -> Result<bool, PlanError> {
-        let is_known = self.alarms().await?.iter().any(|known| known.is_about(subject, since_ms));
-        if !is_known {
-            self.store.put_alarm(subject, reason, self.attribution(AUTOMATIC)?).await?;
-        }
+    async fn try_alarm(&self, subject: AlarmSubject<'_>, reason: &str) -> Result<bool, PlanError> {
+        let is_new = self.store.put_alarm(subject, reason, self.attribution(AUTOMATIC)?).await?;
         self.take_last_alarm().await?;
-        Ok(!is_known)
+        Ok(is_new)
     }
 }

@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ pub struct Control<N: Node> {
     pub(crate) unreviewed: tokio::sync::Mutex<Option<UnreviewedChanges<N>>>,
     pub(crate) last_rollback: ArcSwapOption<AutomaticRollback>,
     pub(crate) last_alarm: ArcSwapOption<Alarm>,
+    /// Audit entries at the last read of the alarms.
+    pub(crate) alarms_read: AtomicU64,
     pub(crate) plan_permits: PlanPermits,
     /// Content of the store that is not in force, while it is in use. All users share one copy.
     pub(crate) beside: tokio::sync::Mutex<Weak<RuleRows>>,
@@ -292,13 +294,14 @@ impl<N: Node> Control<N> {
         if *self.in_force.load_full() == rule_rows && look != LoadDepth::First {
             return Ok(None);
         }
-        self.put_in_force(rule_rows, is_of_another, node).map(Some)
+        self.put_in_force(rule_rows, look, is_of_another, node).map(Some)
     }
 
     /// Replaces the rules in force and returns the previous ones.
     fn put_in_force(
         &self,
         mut rule_rows: RuleRows,
+        look: LoadDepth,
         is_of_another: bool,
         node: &N,
     ) -> Result<PreviousRules<N>, LoadError> {
@@ -314,10 +317,16 @@ impl<N: Node> Control<N> {
         node.note(in_force(&rule_rows));
         adopt_keys(&rules, &*node.rules());
         let replaced = node.replace_rules(Arc::new(rules));
-        self.in_force.store(Arc::new(rule_rows));
+        let rule_rows = Arc::new(rule_rows);
+        self.in_force.store(Arc::clone(&rule_rows));
         drop(replacing);
+        let mut denials = self.denials();
         // Denials by the new rules must not count as denials by the old ones.
-        let since_look = self.denials().note_replaced(&*node.rules());
+        let since_look = denials.note_replaced(&*node.rules());
+        // At a start, no emergency was in force before.
+        let known: &[EmergencyRow] = if look == LoadDepth::First { &[] } else { &before.emergencies };
+        denials.watch_emergencies(known, &rule_rows.emergencies, node.now_ms());
+        drop(denials);
         Ok(PreviousRules { rule_rows: before, rules: replaced, since_look, at_ms: node.now_ms() })
     }
 

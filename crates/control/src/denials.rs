@@ -15,7 +15,7 @@ use tidegate_rules::rows::EmergencyRow;
 use crate::guardrail::{ApprovedEffect, StricterRules};
 use crate::key_baseline::{KeyBaseline, KeyTally, as_float};
 use crate::node::NodeRules;
-use crate::rule_keys::{RuleKeys, SLOTS_MAX};
+use crate::rule_keys::{EmergencyTag, RuleKeys, SLOTS_MAX, TenantKeys};
 use crate::watch::{UnwatchedReason, WatchForecast};
 
 /// Interval between two looks at the denials. Shorter: a mistake is rolled back earlier; all rules
@@ -43,6 +43,11 @@ pub(super) const KEYS_PERCENT_MIN: usize = 5;
 /// Multiple of a rule's approved share of denials up to which there is no jump.
 const APPROVED_TIMES: f64 = 2.0;
 
+/// Maximum age of the baselines of an earlier change that a later change of the rule is compared
+/// with. Longer: a series of mistakes is noticed for longer; new keys of a rule that changes every
+/// few minutes do not count for longer.
+const BASELINE_MS_MAX: u64 = 3 * WATCHED_MS;
+
 /// Rules of one change that are watched; the first by name.
 const RULES_MAX: usize = 10_000;
 
@@ -68,7 +73,10 @@ pub(super) struct Denials {
 #[derive(Debug)]
 struct WatchedEmergency {
     id: String,
-    declared_ms: u64,
+    /// When it was declared, by the clock of the server that declared it.
+    created_ms: u64,
+    /// When it came into force on this server.
+    since_ms: u64,
     since_look: u64,
     is_alarmed: bool,
 }
@@ -77,7 +85,8 @@ struct WatchedEmergency {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct EmergencyJump {
     pub(super) emergency: String,
-    pub(super) declared_ms: u64,
+    /// When it was declared. Servers tell declarations of one id apart by it.
+    pub(super) created_ms: u64,
     rule: String,
     tally: KeyTally,
 }
@@ -146,7 +155,7 @@ struct WatchedChange {
     /// The revision at which the rules do not compile without the change.
     refused_at: Option<u64>,
     /// Whether the failed rollback is logged already.
-    is_told: bool,
+    is_logged: bool,
     rules: HashMap<Box<str>, WatchedRule>,
 }
 
@@ -163,6 +172,8 @@ struct WatchedRule {
     since_look: u64,
     /// By tenant.
     baselines: Arc<[KeyBaseline]>,
+    /// When the change was applied that the baselines precede.
+    baselines_ms: u64,
 }
 
 /// A change after which a rule denies far more keys than before.
@@ -190,13 +201,20 @@ impl fmt::Display for DenialJump {
     }
 }
 
+impl WatchedEmergency {
+    fn jump(&self, rule: &str, tally: KeyTally) -> EmergencyJump {
+        let (emergency, created_ms) = (self.id.clone(), self.created_ms);
+        EmergencyJump { emergency, created_ms, rule: rule.to_owned(), tally }
+    }
+}
+
 impl Denials {
     /// Ends a look and returns its jumps, the latest change first, because it may depend on an
     /// earlier one. Changes are watched for `WATCHED_MS`.
     pub(super) fn look(&mut self, rules: &impl NodeRules, now_ms: u64) -> Vec<DenialJump> {
         let jumps = self.jumps();
         self.watched.retain(|watched| now_ms < watched.applied_ms.saturating_add(WATCHED_MS));
-        self.emergencies.retain(|watched| now_ms < watched.declared_ms.saturating_add(WATCHED_MS));
+        self.emergencies.retain(|watched| now_ms < watched.since_ms.saturating_add(WATCHED_MS));
         rules.counted().for_each(|(_, keys)| keys.end_look());
         self.look += 1;
         jumps
@@ -209,48 +227,75 @@ impl Denials {
         self.look
     }
 
-    /// Whether any change or emergency is watched.
-    pub(super) fn is_watching(&self) -> bool {
-        !self.watched.is_empty() || !self.emergencies.is_empty()
-    }
-
-    /// Watches the emergencies that came into force, except those that only allow requests. A
-    /// renewed emergency is not watched again. The store bounds the number of emergencies.
+    /// Watches the emergencies that came into force, except those that only allow requests, and
+    /// those that were declared long ago. A renewed emergency is not watched again. The store
+    /// bounds the number of emergencies.
     pub(super) fn watch_emergencies(&mut self, before: &[EmergencyRow], now: &[EmergencyRow], now_ms: u64) {
         self.emergencies.retain(|watched| now.iter().any(|row| row.id == watched.id));
         let is_known =
             |row: &EmergencyRow| before.iter().any(|known| (&known.id, &known.body) == (&row.id, &row.body));
-        for row in now.iter().filter(|row| !is_known(row) && may_deny(row)) {
+        for row in now.iter().filter(|row| !is_known(row)) {
+            let Some(EmergencyFields { action, created_ms }) = EmergencyFields::read(row) else { continue };
+            let is_watched =
+                |watched: &WatchedEmergency| (&watched.id, watched.created_ms) == (&row.id, created_ms);
+            let is_old = created_ms > 0 && created_ms.saturating_add(WATCHED_MS) <= now_ms;
+            if action == "allow" || is_old || self.emergencies.iter().any(is_watched) {
+                continue;
+            }
             self.emergencies.retain(|watched| watched.id != row.id);
-            let (id, since_look) = (row.id.clone(), self.look);
             self.emergencies.push(WatchedEmergency {
-                id,
-                declared_ms: now_ms,
-                since_look,
+                id: row.id.clone(),
+                created_ms,
+                since_ms: now_ms,
+                since_look: self.look,
                 is_alarmed: false,
             });
         }
     }
 
-    /// Returns the latest emergency if it denies many keys of a rule, and raised no alarm.
-    pub(super) fn emergency_jump(&self, rules: &impl NodeRules) -> Option<EmergencyJump> {
-        let latest = self.emergencies.last().filter(|latest| !latest.is_alarmed)?;
-        let looks = self.looks_since(latest.since_look);
-        let tallies = rules.counted().filter(|(_, keys)| !keys.is_empty()).map(|(rule, keys)| {
-            let tally = keys.tenants().iter().map(|keys| keys.sample.blocked(looks)).fold(
-                KeyTally::default(),
-                |sum, tally| KeyTally {
-                    active: sum.active + tally.active,
-                    denied: sum.denied + tally.denied,
-                    ..sum
-                },
-            );
-            (rule, tally)
-        });
-        let many = tallies.filter(|(_, tally)| tally.denied >= KEYS_MIN && is_large_share(tally));
-        let (rule, tally) = many.max_by_key(|(_, tally)| tally.denied)?;
-        let (emergency, declared_ms) = (latest.id.clone(), latest.declared_ms);
-        Some(EmergencyJump { emergency, declared_ms, rule: rule.name.to_string(), tally })
+    /// When the first of the watched emergencies was declared; `None` without any.
+    pub(super) fn first_emergency_ms(&self) -> Option<u64> {
+        self.emergencies.iter().map(|watched| watched.created_ms).filter(|created_ms| *created_ms > 0).min()
+    }
+
+    /// Returns the emergencies that deny many keys of a rule and raised no alarm, each with the
+    /// rule of the most denied keys.
+    pub(super) fn emergency_jumps(&self, rules: &impl NodeRules) -> Vec<EmergencyJump> {
+        let watched = || self.emergencies.iter().filter(|watched| !watched.is_alarmed);
+        let mut jumps: Vec<EmergencyJump> = Vec::new();
+        if watched().next().is_none() {
+            return jumps;
+        }
+        for (rule, keys) in rules.counted().filter(|(_, keys)| !keys.is_empty()) {
+            let (tenants, mut counts) = (keys.tenants(), HashMap::new());
+            for keys in &tenants {
+                keys.sample.count_blocked(&mut counts);
+            }
+            let has_many = |tag: &EmergencyTag| counts.get(tag).is_some_and(|count| *count >= KEYS_MIN);
+            for watched in watched().filter(|watched| has_many(&EmergencyTag::of(&watched.id))) {
+                let tally = self.tally_blocked(watched, &tenants);
+                if tally.denied < KEYS_MIN || !is_large_share(&tally) {
+                    continue;
+                }
+                let jump = watched.jump(&rule.name, tally);
+                match jumps.iter_mut().find(|known| known.emergency == watched.id) {
+                    Some(known) if known.tally.denied < tally.denied => *known = jump,
+                    Some(_) => {}
+                    None => jumps.push(jump),
+                }
+            }
+        }
+        jumps
+    }
+
+    fn tally_blocked(&self, watched: &WatchedEmergency, tenants: &[TenantKeys]) -> KeyTally {
+        let (tag, looks) = (EmergencyTag::of(&watched.id), self.looks_since(watched.since_look));
+        let mut all = KeyTally::default();
+        for tally in tenants.iter().map(|keys| keys.sample.blocked(tag, looks)) {
+            all.active += tally.active;
+            all.denied += tally.denied;
+        }
+        all
     }
 
     /// Notes that an emergency raised an alarm. It raises no other one.
@@ -294,10 +339,12 @@ impl Denials {
         found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let touched = |(name, keys): (Box<str>, &RuleKeys)| {
             let tenant = rules.get(&*name).cloned().flatten();
-            let baselines = self.baselines(&name, keys, tenant.as_deref(), looks)?;
+            let (baselines, baselines_ms) =
+                self.baselines(&name, keys, tenant.as_deref(), (looks, applied_ms))?;
             let approved = approved.as_ref().map_or(0.0, |approved| approved.share_of(&name));
             let is_shadowed = shadowed.contains(&*name) && !self.is_in_question(&name);
-            Some((name, WatchedRule { tenant, is_shadowed, approved, since_look, baselines }))
+            let rule = WatchedRule { tenant, is_shadowed, approved, since_look, baselines, baselines_ms };
+            Some((name, rule))
         };
         let rules: HashMap<_, _> = found.into_iter().take(RULES_MAX).filter_map(touched).collect();
         // A change that makes nothing stricter cannot be a mistake, and must not displace one that
@@ -305,37 +352,39 @@ impl Denials {
         if rules.is_empty() {
             return Vec::new();
         }
-        let (refused_at, is_told, is_alarmed) = (None, false, false);
+        let (refused_at, is_logged, is_alarmed) = (None, false, false);
         self.watched.push(WatchedChange {
             change,
             applied_ms,
             alarm,
             is_alarmed,
             refused_at,
-            is_told,
+            is_logged,
             rules,
         });
         self.make_room()
     }
 
-    /// Returns the baselines of a rule, of one tenant or all; `None` if there is none. If another
-    /// unapproved change of the rule is watched, they are those before it, or a first mistake would
-    /// justify a second.
+    /// Returns the baselines of a rule, of one tenant or all, and when they end; `None` if there is
+    /// none. If another unapproved change of the rule is watched, they are those before it, or a
+    /// first mistake would justify a second. A series of changes begins anew after a while.
     fn baselines(
         &self,
         rule: &str,
         keys: &RuleKeys,
         tenant: Option<&str>,
-        looks: u32,
-    ) -> Option<Arc<[KeyBaseline]>> {
-        let earlier = self.in_question(rule).find(|earlier| earlier.tenant.as_deref() == tenant);
-        if let Some(earlier) = earlier {
-            return Some(Arc::clone(&earlier.baselines));
+        (looks, applied_ms): (u32, u64),
+    ) -> Option<(Arc<[KeyBaseline]>, u64)> {
+        let is_recent =
+            |earlier: &WatchedRule| applied_ms < earlier.baselines_ms.saturating_add(BASELINE_MS_MAX);
+        let mut earlier = self.in_question(rule).filter(|earlier| earlier.tenant.as_deref() == tenant);
+        if let Some(earlier) = earlier.find(|earlier| is_recent(earlier)) {
+            return Some((Arc::clone(&earlier.baselines), earlier.baselines_ms));
         }
         let all = keys.tenants().into_iter();
         let of_change = all.filter(|keys| tenant.is_none_or(|tenant| *keys.tenant == *tenant));
         let baselines: Arc<[_]> = of_change.filter_map(|keys| KeyBaseline::take(&keys, looks)).collect();
-        (!baselines.is_empty()).then_some(baselines)
+        (!baselines.is_empty()).then_some((baselines, applied_ms))
     }
 
     fn make_room(&mut self) -> Vec<u64> {
@@ -381,7 +430,7 @@ impl Denials {
         let watched = self.watched.iter_mut().find(|watched| watched.change == change);
         watched.is_some_and(|watched| {
             watched.refused_at = at;
-            !std::mem::replace(&mut watched.is_told, true)
+            !std::mem::replace(&mut watched.is_logged, true)
         })
     }
 
@@ -430,13 +479,17 @@ impl Denials {
 
     /// Returns the reason why a rule cannot be judged now.
     fn unwatched(&self, rule: &str, keys: Option<&RuleKeys>) -> Option<UnwatchedReason> {
-        if self.is_in_question(rule) {
-            return None;
-        }
-        let priors = keys.into_iter().flat_map(RuleKeys::tenants).map(|keys| keys.sample.prior_marks(1));
-        let known: Vec<usize> =
-            priors.filter(|prior| prior.looks >= LOOKS_PER_MINUTE).map(|prior| prior.known()).collect();
+        let is_without_memory = keys.is_some_and(RuleKeys::is_without_memory);
+        let known: Vec<usize> = if let Some(earlier) = self.in_question(rule).next() {
+            earlier.baselines.iter().map(KeyBaseline::known).collect()
+        } else {
+            let keys = keys.into_iter().flat_map(RuleKeys::tenants);
+            let priors = keys.map(|keys| keys.sample.prior_marks(1));
+            let priors = priors.filter(|prior| prior.looks >= LOOKS_PER_MINUTE);
+            priors.map(|prior| prior.known()).collect()
+        };
         match known.iter().sum() {
+            _ if known.is_empty() && is_without_memory => Some(UnwatchedReason::NoMemory),
             _ if known.is_empty() => Some(UnwatchedReason::NoBaseline),
             keys if keys < KEYS_MIN => Some(UnwatchedReason::FewKeys(keys)),
             _ => None,
@@ -525,13 +578,19 @@ fn only_tenant<'t>(tallies: impl Iterator<Item = &'t (&'t str, KeyTally)>) -> Op
     only.filter(|_| active.len() > 1 && affected.len() == 1)
 }
 
-/// Whether an emergency may deny requests.
-fn may_deny(row: &EmergencyRow) -> bool {
-    #[derive(Deserialize)]
-    struct ActionField {
-        action: String,
+/// The fields of an emergency that select whether it is watched.
+#[derive(Deserialize)]
+struct EmergencyFields {
+    action: String,
+    #[serde(default)]
+    created_ms: u64,
+}
+
+impl EmergencyFields {
+    /// Reads a body that was checked before.
+    fn read(row: &EmergencyRow) -> Option<Self> {
+        serde_json::from_str(&row.body).ok()
     }
-    serde_json::from_str::<ActionField>(&row.body).is_ok_and(|body| body.action != "allow")
 }
 
 fn is_large_share(tally: &KeyTally) -> bool {

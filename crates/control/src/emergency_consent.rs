@@ -13,7 +13,7 @@ use tidegate_rules::rows::{EmergencyRow, RowKind};
 use tidegate_rules::{ADDRESS, AddressCover, Rule, RuleSet, parse_period};
 
 use crate::control::Control;
-use crate::guardrail::{Consent, SERIES_MS, blocked_by_rules, consent_of_blocks, is_small, lifts};
+use crate::guardrail::{Consent, KEYS_MAX, SERIES_MS, blocked_by_rules, consent_of_blocks, is_small, lifts};
 use crate::node::{Node, NodeRules as _};
 use crate::plan::PlanError;
 
@@ -65,24 +65,38 @@ impl EmergencyBody {
         of_key.chain(self.when.iter().map(|(name, condition)| (name.as_str(), condition.patterns())))
     }
 
-    /// Returns the addresses that it is about; `None` if it names none, or certain values of
-    /// another dimension.
-    fn addresses(&self, key: &[Arc<str>]) -> Option<AddressCover> {
-        let names_values = |(name, patterns): (&str, &[String])| name != ADDRESS && is_literal(patterns);
+    /// Returns the addresses that it names; `None` without any.
+    fn cover(&self, key: &[Arc<str>]) -> Option<AddressCover> {
         let mut addresses = self.parts(key).filter(|(name, _)| *name == ADDRESS).peekable();
-        if addresses.peek().is_none() || self.parts(key).any(names_values) {
-            return None;
-        }
+        addresses.peek()?;
         let mut cover = AddressCover::default();
         let patterns = addresses.flat_map(|(_, patterns)| patterns);
         patterns.for_each(|pattern| cover.add_pattern(&Pattern::new(pattern.as_str())));
         Some(cover)
     }
 
-    /// Whether it is about few requests: certain values of a dimension, or few addresses.
+    /// Whether it is about few keys of its rule: all parts of the key have values. Values of other
+    /// dimensions exclude few requests, because most clients send the same method or path.
+    fn names_keys(&self, key: &[Arc<str>]) -> bool {
+        let values = |name: &str| {
+            let of_name = self.parts(key).filter(|(part, patterns)| *part == name && is_literal(patterns));
+            of_name.map(|(_, patterns)| patterns.len()).min()
+        };
+        let few = || usize::from(self.cover(key).as_ref().is_some_and(is_small));
+        let counts =
+            key.iter().map(|name| if **name == *ADDRESS { few() } else { values(name).unwrap_or(0) });
+        let keys = counts.reduce(usize::saturating_mul);
+        keys.is_some_and(|keys| (1..=KEYS_MAX).contains(&keys))
+    }
+
+    /// Returns the addresses that it is about; `None` if it names none, or few keys of its rule.
+    fn addresses(&self, key: &[Arc<str>]) -> Option<AddressCover> {
+        self.cover(key).filter(|_| !self.names_keys(key))
+    }
+
+    /// Whether it is about few requests: few keys of its rule, or few addresses.
     fn is_narrow(&self, key: &[Arc<str>]) -> bool {
-        self.parts(key).any(|(name, patterns)| name != ADDRESS && is_literal(patterns))
-            || self.addresses(key).as_ref().is_some_and(is_small)
+        self.names_keys(key) || self.cover(key).as_ref().is_some_and(is_small)
     }
 
     /// Returns its limit; `None` if it allows everything.
@@ -178,7 +192,7 @@ impl<N: Node> Control<N> {
         let (_, mut emergencies) = self.store.emergencies().await?;
         emergencies.retain(|other| other.id != row.id);
         let mut blocked = blocked_by_emergencies(&emergencies, &names, set, now_ms);
-        let changes = self.store.changes_by(author, now_ms.saturating_sub(SERIES_MS)).await?;
+        let changes = self.store.changes_by_urgently(author, now_ms.saturating_sub(SERIES_MS)).await?;
         let rules = changes.rows.keys().filter(|(kind, _)| *kind == RowKind::Rule);
         let rules: HashSet<&str> = rules.map(|(_, name)| name.as_str()).collect();
         if !rules.is_empty() {

@@ -1,7 +1,7 @@
 //! Follows the rule store: starts with its content or the last good snapshot, and takes over every
 //! change.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -188,6 +188,7 @@ impl<N: Node> Control<N> {
             unreviewed: tokio::sync::Mutex::new(Some(UnreviewedChanges::at_start())),
             last_rollback: ArcSwapOption::empty(),
             last_alarm: ArcSwapOption::empty(),
+            alarms_read: AtomicU64::new(0),
             plan_permits: PlanPermits::default(),
             beside: tokio::sync::Mutex::default(),
             verifying_audit: tokio::sync::Mutex::new(()),
@@ -283,32 +284,65 @@ async fn watch<N: Node>(control: &Arc<Control<N>>, config: &StoreConfig, seed: u
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick comes at once, and everything was just loaded.
     ticks.tick().await;
-    let mut is_up = true;
+    let mut state = StoreState::Up;
     loop {
-        let wanted = tokio::select! {
-            signal = watch.next() => match signal {
-                Signal::MayHaveChanged => {
-                    // Notifications during the outage are lost.
-                    let look = if is_up { LoadDepth::Heads } else { LoadDepth::Everything };
-                    if !is_up {
-                        tracing::info!("the store of rules is there again");
-                    }
-                    is_up = true;
-                    look
-                }
-                Signal::Lost(problem) => {
-                    if is_up {
-                        tracing::error!(problem, "the store of rules is gone: the last good rules stay in force");
-                    }
-                    is_up = false;
-                    control.count(ControlEvent::StoreUp(is_up));
-                    continue;
-                }
-            },
-            _ = ticks.tick() => LoadDepth::Everything,
+        let signal = tokio::select! {
+            signal = watch.next() => Some(signal),
+            _ = ticks.tick() => None,
         };
-        control.count(ControlEvent::StoreUp(is_up));
-        control.want(wanted);
+        let before = state;
+        state = signal.as_ref().map_or(before, StoreState::from);
+        if state != before {
+            state.log(signal.as_ref());
+        }
+        control.count(ControlEvent::StoreUp(state == StoreState::Up));
+        match (signal, before) {
+            (Some(Signal::Lost(_)), _) => {}
+            // Notifications during the outage are lost.
+            (None, _) | (Some(_), StoreState::Lost) => control.want(LoadDepth::Everything),
+            (Some(_), StoreState::Up | StoreState::ReadOnly) => control.want(LoadDepth::Heads),
+        }
+    }
+}
+
+/// The state of a followed store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StoreState {
+    Up,
+    /// It is read, and takes no writes.
+    ReadOnly,
+    Lost,
+}
+
+impl From<&Signal> for StoreState {
+    fn from(signal: &Signal) -> Self {
+        match signal {
+            Signal::MayHaveChanged => Self::Up,
+            Signal::ReadOnly(_) => Self::ReadOnly,
+            Signal::Lost(_) => Self::Lost,
+        }
+    }
+}
+
+impl StoreState {
+    /// Logs the state, with the problem of the signal that led to it.
+    fn log(self, signal: Option<&Signal>) {
+        let problem = match signal {
+            Some(Signal::ReadOnly(problem) | Signal::Lost(problem)) => problem,
+            Some(Signal::MayHaveChanged) | None => "",
+        };
+        match self {
+            Self::Up => tracing::info!("the store of rules is there again"),
+            Self::ReadOnly => {
+                tracing::error!(
+                    problem,
+                    "the store of rules takes no writes: its changes still come into force"
+                );
+            }
+            Self::Lost => {
+                tracing::error!(problem, "the store of rules is gone: the last good rules stay in force");
+            }
+        }
     }
 }
 

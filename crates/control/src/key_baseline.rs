@@ -92,6 +92,11 @@ impl KeyBaseline {
         self.prior.known.len()
     }
 
+    /// Number of its keys that were allowed.
+    pub(crate) fn known(&self) -> usize {
+        self.prior.known()
+    }
+
     /// Counts the keys that are newly denied in the last `looks` looks. A key counts once. It must
     /// have been allowed before the change, and be denied in ten times as many looks as before.
     pub(crate) fn tally(&self, looks: u32) -> KeyTally {

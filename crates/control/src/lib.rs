@@ -51,6 +51,6 @@ pub use node::{ControlEvent, CredentialTarget, Node, NodeRules, RuleTarget};
 pub use overrides::OverrideWriteError;
 pub use plan::{PlanError, PlanResult};
 pub use rollback::AutomaticRollback;
-pub use rule_keys::{KeyMemory, KeyOutcome, RuleKeys};
+pub use rule_keys::{EmergencyTag, KeyMemory, KeyOutcome, RuleKeys};
 pub use snapshots::Snapshots;
 pub use watch::WatchForecast;

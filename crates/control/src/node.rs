@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidegate_core::bound::Fleet;
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::Credential;
-use tidegate_rules::{NamespaceOverrides, Rule, RuleSet};
+use tidegate_rules::{NamespaceOverrides, Rule, RuleSet, SecretHeaders};
 
 use crate::control::Control;
 use crate::log_replay::LogReplay;
@@ -82,6 +82,9 @@ pub trait Node: RuleTarget + CredentialTarget + fmt::Debug + Send + Sync + Sized
 
     /// The memory for the recent keys of rules.
     fn key_memory(&self) -> &KeyMemory;
+
+    /// The header fields whose values the decision log has as digests only.
+    fn secret_headers(&self) -> &SecretHeaders;
 
     /// The decision log; `None` if it is off.
     fn log(&self) -> Option<&LogReplay>;

@@ -343,7 +343,7 @@ fn measure(
     let now_ms = node.now_ms();
     let window = (now_ms.saturating_sub(WINDOW_MS), now_ms);
     let test = change_plan.begin(log.sample_rate(), Arc::clone(approved));
-    let mut test = test.requiring(log.evidence_ms());
+    let mut test = test.requiring(log.evidence_ms()).without_credentials(node.secret_headers());
     match turn.replay(window, RECORDS_MAX, |record| test.take(record)) {
         Ok(()) => test.finish(),
         Err(error) => {

@@ -117,12 +117,17 @@ impl<N: Node> Control<N> {
         self.take_last_rollback().await?;
         self.take_last_alarm().await?;
         let applied_operations = self.applied_operations(unreviewed, &node).await?;
+        if unreviewed.before.is_none() {
+            let emergency_ms = self.with_denials(|denials| denials.first_emergency_ms()).await.flatten();
+            let changed_ms = applied_operations.first().map(|first| first.applied.at_ms);
+            if let Some(first_ms) = emergency_ms.into_iter().chain(changed_ms).min() {
+                self.recall(first_ms, &node).await;
+            }
+        }
         let Some(first) = applied_operations.first() else { return Ok(()) };
-        let before = if let Some(replaced) = &unreviewed.before {
-            self.since_replaced(replaced, &applied_operations, &node).await
-        } else {
-            self.recall(first.applied.at_ms, &node).await;
-            self.since_start(first.applied.revision, &applied_operations, &node).await?
+        let before = match &unreviewed.before {
+            Some(replaced) => self.since_replaced(replaced, &applied_operations, &node).await,
+            None => self.since_start(first.applied.revision, &applied_operations, &node).await?,
         };
         for AppliedOperations { applied, operations } in applied_operations {
             if let Some(replaced) = &unreviewed.before {
@@ -229,8 +234,8 @@ impl<N: Node> Control<N> {
         }
     }
 
-    /// Reads the keys before a change that is older than this server from the decision log, if
-    /// there is one. A sampled log has only some of the allowed keys.
+    /// Reads the keys before a change or an emergency that is older than this server from the
+    /// decision log, if there is one. A sampled log has only some of the allowed keys.
     async fn recall(self: &Arc<Self>, changed_ms: u64, node: &Arc<N>) {
         let Some(log) = node.log() else { return };
         let window = (changed_ms.saturating_sub(WATCHED_MS), changed_ms);

@@ -215,13 +215,13 @@ impl<N: Node> Control<N> {
     pub async fn look_once(self: &Arc<Self>, node: Arc<N>) {
         self.review_pending().await;
         let looked = self.with_denials(move |denials| {
-            let (rules, is_watching) = (node.rules(), denials.is_watching());
-            let emergency = denials.emergency_jump(&*rules);
-            (denials.look(&*rules, node.now_ms()), emergency, is_watching)
+            let rules = node.rules();
+            let emergencies = denials.emergency_jumps(&*rules);
+            (denials.look(&*rules, node.now_ms()), emergencies)
         });
         // A failed look does not stop the follower: there is another one.
-        let (jumps, emergency, is_watching) = looked.await.unwrap_or_default();
-        if let Some(emergency) = emergency {
+        let (jumps, emergencies) = looked.await.unwrap_or_default();
+        for emergency in emergencies {
             self.alarm_of_emergency(emergency).await;
         }
         for jump in jumps {
@@ -230,8 +230,7 @@ impl<N: Node> Control<N> {
                 None => self.undo(&jump).await,
             }
         }
-        // Another server may raise an alarm about what this one watches too.
-        if is_watching && let Err(error) = self.take_last_alarm().await {
+        if let Err(error) = self.follow_alarms().await {
             tracing::debug!(%error, "the last alarm is not known");
         }
     }

@@ -6,15 +6,14 @@
 //!
 //! A sample is bounded. Beyond its slots it keeps the keys whose hash has enough leading zeros,
 //! its `level`. The hash is keyed, so a client cannot choose keys that stay in a sample or crowd
-//! others out. Two samples under one secret could be merged: take the higher level, and join the
-//! marks of each key that it admits.
+//! others out.
 
-use std::hash::Hasher as _;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, DefaultHasher, Hasher as _, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use siphasher::sip::SipHasher13;
 
 use crate::denials::LOOKS_PER_MINUTE;
 use crate::key_baseline::{KeyTally, PriorMarks};
@@ -29,6 +28,10 @@ const SAMPLE_SLOTS_MIN: usize = 16;
 /// Slots of the largest sample. Higher: more memory for a rule with many keys; a smaller share of
 /// denied keys is noticed.
 pub(crate) const SAMPLE_SLOTS_MAX: usize = 1_024;
+
+/// The part of a tenant's slots that is reserved for the smallest samples: one in so many. Lower:
+/// more rules are watched; rules with many keys have smaller samples.
+const RESERVED_PART: usize = 4;
 
 /// Factor by which a sample grows.
 const GROWTH: usize = 4;
@@ -50,7 +53,23 @@ pub enum KeyOutcome {
     /// expected. After a change it counts for nothing, because the request passed.
     DeniedInShadow,
     /// An emergency denied it. That counts against the emergency, and against no change.
-    DeniedByEmergency,
+    DeniedByEmergency(EmergencyTag),
+}
+
+/// Identifies an emergency in the marks of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EmergencyTag(u64);
+
+impl EmergencyTag {
+    /// Low bits of a mark that are looks: more than a minute has.
+    const LOOKS: u64 = u16::MAX as u64;
+
+    /// The tag of an emergency with this id.
+    pub fn of(id: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(id.as_bytes());
+        Self(hasher.finish() & !Self::LOOKS)
+    }
 }
 
 /// The hash of a key, under the secret of its node.
@@ -60,36 +79,53 @@ pub(crate) struct KeyHash(u64);
 /// The memory for samples of keys, and the secret that keys are hashed with.
 #[derive(Debug)]
 pub struct KeyMemory {
-    secret: (u64, u64),
+    secret: RandomState,
     /// The shares of the tenants, in order of their names.
     shares: Box<[(Box<str>, Arc<SlotShare>)]>,
 }
 
 /// The slots that a tenant may still use.
 #[derive(Debug)]
-struct SlotShare(AtomicUsize);
+struct SlotShare {
+    free: AtomicUsize,
+    /// Slots that no sample grows into: a part for the smallest samples of other rules.
+    reserved: usize,
+}
 
 impl SlotShare {
+    fn new(slots: usize) -> Self {
+        Self { free: AtomicUsize::new(slots), reserved: slots / RESERVED_PART }
+    }
+
     fn take(&self, slots: usize) -> bool {
-        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(slots));
-        taken.is_ok()
+        self.take_leaving(slots, 0)
+    }
+
+    /// Takes slots to grow a sample.
+    fn take_to_grow(&self, slots: usize) -> bool {
+        self.take_leaving(slots, self.reserved)
+    }
+
+    fn take_leaving(&self, slots: usize, left_min: usize) -> bool {
+        let left = |free: usize| free.checked_sub(slots).filter(|left| *left >= left_min);
+        self.free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
     }
 
     fn give_back(&self, slots: usize) {
-        self.0.fetch_add(slots, Ordering::Relaxed);
+        self.free.fetch_add(slots, Ordering::Relaxed);
     }
 }
 
 impl KeyMemory {
-    /// Memory for these tenants; without any, nothing is noted. Servers that are to merge their
-    /// samples need the same secret.
-    pub fn new<'t>(secret: (u64, u64), tenants: impl IntoIterator<Item = &'t str>) -> Self {
+    /// Memory for these tenants; without any, nothing is noted. The secret of the hash is random.
+    #[expect(clippy::disallowed_methods, reason = "no caller must know the secret")]
+    pub fn new<'t>(tenants: impl IntoIterator<Item = &'t str>) -> Self {
         let mut names: Vec<&str> = tenants.into_iter().collect();
         names.sort_unstable();
         names.dedup();
         let slots = SLOTS_MAX / names.len().max(1);
-        let share = |name: &str| (name.into(), Arc::new(SlotShare(AtomicUsize::new(slots))));
-        Self { secret, shares: names.into_iter().map(share).collect() }
+        let share = |name: &str| (name.into(), Arc::new(SlotShare::new(slots)));
+        Self { secret: RandomState::new(), shares: names.into_iter().map(share).collect() }
     }
 
     fn share(&self, tenant: &str) -> Option<&Arc<SlotShare>> {
@@ -100,7 +136,7 @@ impl KeyMemory {
     /// Hashes the parts of a key, each with its length: (`a-b`, `c`) and (`a`, `b-c`) differ.
     #[inline]
     pub(crate) fn hash<'p>(&self, parts: impl IntoIterator<Item = &'p str>) -> KeyHash {
-        let mut hasher = SipHasher13::new_with_keys(self.secret.0, self.secret.1);
+        let mut hasher = self.secret.build_hasher();
         for part in parts {
             hasher.write(part.as_bytes());
             hasher.write(&(part.len() as u64).to_le_bytes());
@@ -112,7 +148,7 @@ impl KeyMemory {
     /// Slots that no sample uses.
     #[cfg(test)]
     pub(crate) fn free(&self, tenant: &str) -> usize {
-        self.share(tenant).map_or(0, |share| share.0.load(Ordering::Relaxed))
+        self.share(tenant).map_or(0, |share| share.free.load(Ordering::Relaxed))
     }
 }
 
@@ -121,6 +157,8 @@ impl KeyMemory {
 pub struct RuleKeys {
     /// In order of the tenants' names.
     tenants: ArcSwapOption<Vec<TenantKeys>>,
+    /// Whether the share of a tenant had no room for a sample.
+    is_without_memory: AtomicBool,
 }
 
 /// The recent keys of a rule in one tenant.
@@ -154,7 +192,11 @@ impl RuleKeys {
 
     /// Returns the sample of a tenant, a new one if need be; `None` if its share is used up.
     fn begin(&self, memory: &KeyMemory, tenant: &str) -> Option<Arc<KeySample>> {
-        let new = Arc::new(KeySample::new(Arc::clone(memory.share(tenant)?))?);
+        let new = KeySample::new(Arc::clone(memory.share(tenant)?));
+        if self.is_without_memory.load(Ordering::Relaxed) != new.is_none() {
+            self.is_without_memory.store(new.is_none(), Ordering::Relaxed);
+        }
+        let new = Arc::new(new?);
         let new = TenantKeys { tenant: tenant.into(), sample: new };
         self.tenants.rcu(|known| {
             let mut all = known.as_deref().cloned().unwrap_or_default();
@@ -173,6 +215,11 @@ impl RuleKeys {
         self.tenants.load().as_deref().cloned().unwrap_or_default()
     }
 
+    /// Whether the share of a tenant has no room for a sample.
+    pub(crate) fn is_without_memory(&self) -> bool {
+        self.is_without_memory.load(Ordering::Relaxed)
+    }
+
     /// Whether no request left a mark.
     pub(crate) fn is_empty(&self) -> bool {
         self.tenants.load().is_none()
@@ -181,6 +228,7 @@ impl RuleKeys {
     /// Continues the samples of a rule that this one replaces.
     pub(crate) fn adopt(&self, replaced: &Self) {
         self.tenants.store(replaced.tenants.load_full());
+        self.is_without_memory.store(replaced.is_without_memory(), Ordering::Relaxed);
     }
 
     /// Ends a look, and drops samples without marks.
@@ -260,7 +308,7 @@ pub(crate) struct KeySlot {
     hash: AtomicU64,
     allowed: AtomicU64,
     denied: AtomicU64,
-    /// Denied by an emergency.
+    /// Denied by an emergency, the last one: its tag, and the looks in the low bits.
     blocked: AtomicU64,
 }
 
@@ -288,7 +336,7 @@ impl KeySample {
         match slots.find(hash) {
             Some(slot) => slot.mark(outcome, 1),
             // Only keys that the rule let pass before are of interest.
-            None if outcome == KeyOutcome::DeniedByEmergency => {}
+            None if matches!(outcome, KeyOutcome::DeniedByEmergency(_)) => {}
             None => self.add(hash, outcome, 1),
         }
     }
@@ -304,6 +352,10 @@ impl KeySample {
     /// Adds a key. If another thread is adding one, this key waits for its next request.
     #[cold]
     fn add(&self, hash: KeyHash, outcome: KeyOutcome, bit: u64) {
+        // Before the lock, so that requests during a watch write no shared memory.
+        if self.is_watched() {
+            return;
+        }
         let Ok(_adding) = self.adding.try_lock() else { return };
         if self.is_watched() {
             return;
@@ -321,7 +373,7 @@ impl KeySample {
     fn make_room(&self, slots: &KeySlots) -> Arc<KeySlots> {
         let capacity = slots.slots.len();
         let larger = (capacity * GROWTH).min(SAMPLE_SLOTS_MAX);
-        let roomy = if larger > capacity && self.share.take(larger - capacity) {
+        let roomy = if larger > capacity && self.share.take_to_grow(larger - capacity) {
             slots.rebuilt(larger, slots.level)
         } else {
             let mut thinned = slots.rebuilt(capacity, slots.level + 1);
@@ -398,18 +450,28 @@ impl KeySample {
 }
 
 impl KeySample {
-    /// Counts the keys that emergencies denied in the last minute, of those that were allowed
+    /// Counts the keys that an emergency denied in the last minute, of those that were allowed
     /// before the last `looks` looks.
-    pub(crate) fn blocked(&self, looks: u32) -> KeyTally {
+    pub(crate) fn blocked(&self, emergency: EmergencyTag, looks: u32) -> KeyTally {
         let before = u64::MAX.checked_shl(looks).unwrap_or(0);
         let minute = (1_u64 << looks.min(LOOKS_PER_MINUTE)) - 1;
         let mut tally = KeyTally::default();
         let slots = self.slots();
         for slot in slots.used().filter(|slot| slot.allowed() & before != 0) {
-            tally.active += usize::from((slot.allowed() | slot.denied() | slot.blocked()) & minute != 0);
-            tally.denied += usize::from(slot.blocked() & minute != 0);
+            let (tag, blocked) = slot.blocked();
+            tally.active += usize::from((slot.allowed() | slot.denied() | blocked) & minute != 0);
+            tally.denied += usize::from(tag == emergency && blocked & minute != 0);
         }
         tally
+    }
+
+    /// Adds the number of keys that each emergency denied in the last minute.
+    pub(crate) fn count_blocked(&self, counts: &mut HashMap<EmergencyTag, usize>) {
+        for (tag, blocked) in self.slots().used().map(KeySlot::blocked) {
+            if blocked != 0 {
+                *counts.entry(tag).or_default() += 1;
+            }
+        }
     }
 }
 
@@ -475,7 +537,8 @@ impl KeySlots {
             if rebuilt.admits(hash) && !rebuilt.is_full() {
                 rebuilt.insert(hash, KeyOutcome::Allowed, slot.allowed());
                 rebuilt.insert(hash, KeyOutcome::Denied, slot.denied());
-                rebuilt.insert(hash, KeyOutcome::DeniedByEmergency, slot.blocked());
+                let (tag, blocked) = slot.blocked();
+                rebuilt.insert(hash, KeyOutcome::DeniedByEmergency(tag), blocked);
             }
         }
         rebuilt
@@ -500,12 +563,14 @@ impl KeySlot {
         self.denied.load(Ordering::Relaxed)
     }
 
-    fn blocked(&self) -> u64 {
-        self.blocked.load(Ordering::Relaxed)
+    /// The last emergency that denied the key, and the looks in which it did.
+    fn blocked(&self) -> (EmergencyTag, u64) {
+        let blocked = self.blocked.load(Ordering::Relaxed);
+        (EmergencyTag(blocked & !EmergencyTag::LOOKS), blocked & EmergencyTag::LOOKS)
     }
 
     fn is_marked(&self) -> bool {
-        self.allowed() | self.denied() | self.blocked() != 0
+        self.allowed() | self.denied() | self.blocked().1 != 0
     }
 
     #[inline]
@@ -513,7 +578,7 @@ impl KeySlot {
         let marks = match outcome {
             KeyOutcome::Allowed => &self.allowed,
             KeyOutcome::Denied | KeyOutcome::DeniedInShadow => &self.denied,
-            KeyOutcome::DeniedByEmergency => &self.blocked,
+            KeyOutcome::DeniedByEmergency(tag) => return self.mark_blocked(tag, bit),
         };
         // Most are set already: their cache lines are not written.
         if marks.load(Ordering::Relaxed) & bit != bit {
@@ -521,18 +586,39 @@ impl KeySlot {
         }
     }
 
-    fn shift(&self) {
-        for marks in [&self.allowed, &self.denied, &self.blocked] {
-            let before = marks.swap(0, Ordering::Relaxed);
-            marks.fetch_or(before << 1, Ordering::Relaxed);
+    fn mark_blocked(&self, tag: EmergencyTag, bits: u64) {
+        let (known, looks) = self.blocked();
+        let looks = if known == tag { looks } else { 0 };
+        self.set_blocked(tag, looks | bits);
+    }
+
+    /// Another thread may set a mark of another emergency meanwhile: one of both is lost.
+    fn set_blocked(&self, EmergencyTag(tag): EmergencyTag, looks: u64) {
+        let looks = looks & EmergencyTag::LOOKS;
+        let blocked = if looks == 0 { 0 } else { tag | looks };
+        if self.blocked.load(Ordering::Relaxed) != blocked {
+            self.blocked.store(blocked, Ordering::Relaxed);
         }
     }
 
+    fn shift(&self) {
+        for marks in [&self.allowed, &self.denied] {
+            let before = marks.swap(0, Ordering::Relaxed);
+            marks.fetch_or(before << 1, Ordering::Relaxed);
+        }
+        let (tag, looks) = self.blocked();
+        self.set_blocked(tag, looks << 1);
+    }
+
     fn fold(&self) {
-        for marks in [&self.allowed, &self.denied, &self.blocked] {
+        for marks in [&self.allowed, &self.denied] {
             if marks.fetch_and(!1, Ordering::Relaxed) & 1 == 1 {
                 marks.fetch_or(2, Ordering::Relaxed);
             }
+        }
+        let (tag, looks) = self.blocked();
+        if looks & 1 == 1 {
+            self.set_blocked(tag, looks & !1 | 2);
         }
     }
 }

@@ -151,6 +151,21 @@ async fn halves_of_the_address_space_need_an_approver() {
 }
 
 #[tokio::test]
+async fn block_of_many_addresses_is_not_narrowed_by_a_method() {
+    let fixture = SeriesFixture::new().await;
+    let by_user = r#"{"key":["user"],"limit":5,"period":"1m"}"#;
+    fixture.make(put(RowKind::Rule, "api", by_user), "ada").await.expect("the store is new");
+    for (when, needs) in [
+        (r#"{"ip":"0.0.0.0/1","method":["GET","POST"]}"#, Some(ChangeNeeds::Approver)),
+        (r#"{"ip":"0.0.0.0/1","user":"bob"}"#, None),
+    ] {
+        let body = format!(r#"{{"action":"block","rule":"api","when":{when}}}"#);
+        let consent = fixture.consent(&fixture.row("e", &body), "ada").await;
+        assert_eq!(consent.map(|consent| consent.needs), needs, "{when}");
+    }
+}
+
+#[tokio::test]
 async fn active_blocks_of_an_author_count_together() {
     let fixture = SeriesFixture::new().await;
     let body = |range: &str| format!(r#"{{"action":"block","when":{{"ip":"{range}"}},"by":"ada"}}"#);
@@ -182,6 +197,16 @@ async fn emergency_that_lifts_a_security_rule_needs_an_approver() {
         (r#"{"action":"allow","rule":"login","key":["bob"]}"#, false),
         (r#"{"action":"limit","limit":10,"period":"1m","rule":"login"}"#, false),
         (r#"{"action":"allow","rule":"another"}"#, false),
+        (r#"{"action":"allow","when":{"method":["GET","POST","PUT","DELETE"]}}"#, true),
+        (r#"{"action":"allow","rule":"login","when":{"method":"POST"}}"#, true),
+        (r#"{"action":"allow","when":{"user":"bob"}}"#, true),
+        (r#"{"action":"allow","rule":"login","when":{"user":["bob","eve"]}}"#, false),
+        (
+            r#"{"action":"allow","rule":"login","when":{"user":["1","2","3","4","5","6","7","8","9","a","b"]}}"#,
+            true,
+        ),
+        (r#"{"action":"allow","when":{"ip":"192.0.2.0/24"}}"#, false),
+        (r#"{"action":"allow","when":{"ip":"0.0.0.0/1","method":"GET"}}"#, true),
     ] {
         let consent = fixture.consent(&fixture.row("e", body), "ada").await;
         assert_eq!(consent.is_some_and(|consent| consent.needs == ChangeNeeds::Approver), is_asked, "{body}");

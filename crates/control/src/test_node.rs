@@ -13,12 +13,12 @@ use tidegate_core::bound::Fleet;
 use tidegate_record::{DecisionEntry, FLUSH_EVERY, LimitTerms, Log, LogSettings, RecordVerdict};
 use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRow, RuleRows};
 use tidegate_rules::store::Credential;
-use tidegate_rules::{Dimensions, Mode, NamespaceOverrides, RuleMatch, RuleSet};
+use tidegate_rules::{Dimensions, Mode, NamespaceOverrides, RuleMatch, RuleSet, SecretHeaders};
 
 use crate::control::Control;
 use crate::log_replay::LogReplay;
 use crate::node::{ControlEvent, CredentialTarget, Node, NodeRules, RuleTarget};
-use crate::rule_keys::{KeyMemory, KeyOutcome, RuleKeys};
+use crate::rule_keys::{EmergencyTag, KeyMemory, KeyOutcome, RuleKeys};
 
 /// The time when the clock of a test starts.
 pub(crate) const STARTED_MS: u64 = 1_800_000_000_000;
@@ -69,7 +69,7 @@ impl TestRules {
 }
 
 fn memory() -> Arc<KeyMemory> {
-    Arc::new(KeyMemory::new((1, 2), TENANTS))
+    Arc::new(KeyMemory::new(TENANTS))
 }
 
 /// The name of a user.
@@ -114,6 +114,7 @@ pub(crate) struct TestNode {
     log: Option<(Log, LogReplay)>,
     events: Mutex<Vec<ControlEvent>>,
     fleet: Fleet,
+    secret_headers: SecretHeaders,
     /// The names whose tokens may approve changes; `None` without tokens.
     approvers: Mutex<Option<HashSet<String>>>,
 }
@@ -149,6 +150,7 @@ impl TestNode {
             log,
             events: Mutex::default(),
             fleet: Fleet::of(1),
+            secret_headers: SecretHeaders::default(),
             approvers: Mutex::default(),
         })
     }
@@ -179,9 +181,10 @@ impl TestNode {
             let mut matching = rules.set.matching(tenant, &request, self.now_ms());
             let found = matching.find(|found| *found.rule.name == *rule).expect("a rule for the request");
             for number in 0..requests {
+                let block = found.terms.emergency.filter(|emergency| emergency.is_block);
                 let outcome = match found.terms.mode {
-                    _ if found.terms.emergency.is_some_and(|emergency| emergency.is_block) => {
-                        KeyOutcome::DeniedByEmergency
+                    _ if block.is_some() => {
+                        KeyOutcome::DeniedByEmergency(EmergencyTag::of(block.expect("a block").id))
                     }
                     _ if number < found.terms.limit.amount() => KeyOutcome::Allowed,
                     Mode::Enforce => KeyOutcome::Denied,
@@ -284,6 +287,10 @@ impl Node for TestNode {
 
     fn key_memory(&self) -> &KeyMemory {
         &self.memory
+    }
+
+    fn secret_headers(&self) -> &SecretHeaders {
+        &self.secret_headers
     }
 
     fn log(&self) -> Option<&LogReplay> {

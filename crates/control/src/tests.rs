@@ -1,5 +1,7 @@
 //! Automatic rollback, look by look, on a store and a clock of the test's own.
 
+mod alarms;
+
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -475,33 +477,6 @@ async fn change_under_an_emergency_is_rolled_back_after_it_ends() {
     fixture.store.end_emergency("stop", fixture.by()).await.expect("ended");
     fixture.flood().await;
     assert_eq!(fixture.state(&lowered).await, ChangeState::RolledBack);
-}
-
-#[tokio::test]
-async fn emergency_that_denies_many_keys_raises_an_alarm() {
-    let declare = async |fixture: &Fixture, id: &str, action: &str, key: &str| {
-        let body = format!(r#"{{"action":"{action}","rule":"per_user","key":["{key}"]}}"#);
-        let expires_ms = fixture.node.now_ms() + 600_000;
-        let emergency = EmergencyRow { id: id.to_owned(), body, expires_ms };
-        fixture.store.put_emergency(&emergency, fixture.by()).await.expect("put");
-        fixture.follow().await;
-    };
-    let alarms = async |fixture: &Fixture| {
-        let alarms = fixture.control.alarms().await.expect("alarms");
-        alarms.into_iter().filter_map(|alarm| alarm.emergency).collect::<Vec<_>>()
-    };
-    let fixture = settled().await;
-    declare(&fixture, "stop", "block", "*").await;
-    declare(&fixture, "free", "allow", "vip-*").await;
-    fixture.flood_of("", 0..9, 400).await;
-    fixture.flood_of("", 1_000..1_100, 2).await;
-    assert_eq!(alarms(&fixture).await, [""; 0], "of few keys, and of unknown ones");
-    fixture.flood().await;
-    fixture.flood().await;
-    assert_eq!(alarms(&fixture).await, ["stop"], "once");
-    let told = "emergency \"stop\" denies 30 of 30 keys of rule \"per_user\"; it ends by itself";
-    assert_eq!(fixture.control.last_alarm().expect("an alarm").reason, told);
-    assert_eq!(fixture.store.emergencies().await.expect("read").1.len(), 2, "both are in force");
 }
 
 /// A server that stops, and one that starts with its decision log after a change.

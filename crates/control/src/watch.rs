@@ -32,6 +32,8 @@ pub(super) enum UnwatchedReason {
     New,
     /// The rule has no request from at least a minute before the change.
     NoBaseline,
+    /// The keys of the rule have no memory.
+    NoMemory,
     /// The rule gets another key: keys before and after the change cannot be compared.
     OtherKey,
     /// The rule had so few keys that a jump is impossible.
@@ -45,6 +47,9 @@ impl fmt::Display for UnwatchedReason {
             Self::NoBaseline => f.write_str(
                 "has no request that is at least one minute old on this server: \
                  there are no earlier denials to compare with",
+            ),
+            Self::NoMemory => f.write_str(
+                "has no keys to compare with: rules of its tenant already use all memory for keys",
             ),
             Self::OtherKey => f.write_str("gets another key: there are no earlier keys to compare with"),
             Self::FewKeys(keys) => write!(

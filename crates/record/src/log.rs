@@ -259,7 +259,10 @@ impl LogThread {
         if now_ms.abs_diff(self.looked_ms) >= LOOK_EVERY_MS {
             self.looked_ms = now_ms;
             let done = self.runtime.block_on(self.store.forget_time(self.keeping.retention, now_ms));
-            self.note(&done);
+            // A deletion of no rows succeeds also on a full disk, so it proves nothing.
+            if done.is_err() {
+                self.note(&done);
+            }
         }
     }
 
@@ -335,6 +338,8 @@ impl LogThread {
 mod tests {
     use std::sync::mpsc::Receiver;
 
+    use sqlx::Connection as _;
+    use sqlx::sqlite::SqliteConnection;
     use tidegate_testkit::{START_TIME_MAX, wait_until};
 
     use super::*;
@@ -362,6 +367,33 @@ mod tests {
         };
         let log = Log::open(folder, settings, now_ms).expect("opens");
         (log, flushed)
+    }
+
+    /// A disk without room refuses new rows, and lets rows be deleted.
+    #[test]
+    fn a_deletion_of_nothing_is_no_recovery() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let recorder = Arc::new(Recorder::new(1, 0.0, 1));
+        let keeping = LogThreadConfig {
+            recorder: Arc::clone(&recorder),
+            minutes: Arc::default(),
+            retention: Retention { time: Duration::from_hours(1), bytes_max: 1 << 30 },
+            now_ms: Arc::new(|| 10 * LOOK_EVERY_MS),
+            flush_every: Duration::from_hours(24),
+            to_send: None,
+        };
+        let writer = BlockOrigin { region: String::new(), node: "n1".to_owned(), sample_rate: 0.0 };
+        let mut thread = keeping.open(folder.path(), writer).expect("opens");
+        let url = format!("sqlite:{}", folder.path().join("decisions.db").display());
+        let full = "CREATE TRIGGER full BEFORE INSERT ON blocks BEGIN SELECT RAISE(ABORT, 'full'); END";
+        let runtime = Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let mut connection = SqliteConnection::connect(&url).await.expect("a connection");
+            sqlx::query(full).execute(&mut connection).await.expect("a trigger");
+        });
+        recorder.write(0, &denied("user:1", 1), []);
+        thread.flush();
+        assert_eq!((recorder.counts().dropped(RecordKind::Denial), recorder.is_log_up()), (1, false));
     }
 
     #[test]

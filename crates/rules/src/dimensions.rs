@@ -52,7 +52,8 @@ enum DimensionValue<'a> {
 }
 
 impl DimensionValue<'_> {
-    fn kept(&self) -> &str {
+    /// The form in which the value leaves the request.
+    fn public(&self) -> &str {
         match self {
             Self::Plain(value) => value,
             Self::Secret { digest, .. } => digest,
@@ -119,6 +120,17 @@ impl<'a> Dimensions<'a> {
         Ok(dimensions)
     }
 
+    /// The dimensions of a decision record. It has digests in place of credentials, so all its
+    /// values stay as they are.
+    pub fn from_record(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, DimensionsError> {
+        let mut dimensions = Self::default();
+        for (name, value) in pairs {
+            dimensions.check(name, value)?;
+            dimensions.push(name.into(), DimensionValue::Plain(value.into()));
+        }
+        Ok(dimensions)
+    }
+
     /// No dimensions yet, of a server with secret header fields of its own.
     pub fn keeping_secret(secrets: &'a SecretHeaders) -> Self {
         Self { secrets: Some(secrets), ..Self::default() }
@@ -126,29 +138,40 @@ impl<'a> Dimensions<'a> {
 
     /// Adds one dimension. Of a credential, only its digest leaves the request.
     pub fn add(&mut self, name: Cow<'a, str>, value: Cow<'a, str>) -> Result<(), DimensionsError> {
-        if !is_name(&name) {
-            return Err(DimensionsError::Name(name.chars().take(NAME_BYTES_MAX).collect()));
-        }
-        if value.len() > VALUE_BYTES_MAX {
-            return Err(DimensionsError::Value { name: name.into_owned(), bytes: value.len() });
-        }
-        if self.get(&name).is_some() {
-            return Err(DimensionsError::Twice(name.into_owned()));
-        }
-        if self.entries.len() == DIMENSIONS_MAX {
-            return Err(DimensionsError::TooMany(DIMENSIONS_MAX + 1));
-        }
-        if name == ADDRESS {
-            self.address = address_of(&value);
-        }
+        self.check(&name, &value)?;
         let value = if self.is_secret(&name) {
             let digest = digest(&name, &value).into();
             DimensionValue::Secret { clear: (!is_digest(&value)).then_some(value), digest }
         } else {
             DimensionValue::Plain(value)
         };
-        self.entries.push(Dimension { name, value });
+        self.push(name, value);
         Ok(())
+    }
+
+    fn check(&self, name: &str, value: &str) -> Result<(), DimensionsError> {
+        if !is_name(name) {
+            return Err(DimensionsError::Name(name.chars().take(NAME_BYTES_MAX).collect()));
+        }
+        if value.len() > VALUE_BYTES_MAX {
+            return Err(DimensionsError::Value { name: name.to_owned(), bytes: value.len() });
+        }
+        if self.get(name).is_some() {
+            return Err(DimensionsError::Twice(name.to_owned()));
+        }
+        if self.entries.len() == DIMENSIONS_MAX {
+            return Err(DimensionsError::TooMany(DIMENSIONS_MAX + 1));
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, name: Cow<'a, str>, value: DimensionValue<'a>) {
+        if name == ADDRESS
+            && let DimensionValue::Plain(value) = &value
+        {
+            self.address = address_of(value);
+        }
+        self.entries.push(Dimension { name, value });
     }
 
     fn is_secret(&self, name: &str) -> bool {
@@ -172,13 +195,13 @@ impl<'a> Dimensions<'a> {
     /// All names and values that conditions compare: of a credential, both its forms.
     pub(crate) fn compared(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().flat_map(|Dimension { name, value }| {
-            [Some(value.kept()), value.clear()].into_iter().flatten().map(move |value| (&**name, value))
+            [Some(value.public()), value.clear()].into_iter().flatten().map(move |value| (&**name, value))
         })
     }
 
     /// The value of a dimension, if the request has it; of a credential, its digest.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.value(name).map(DimensionValue::kept)
+        self.value(name).map(DimensionValue::public)
     }
 
     /// The value of a dimension that is a credential, as the client sent it. It must not outlive
@@ -190,7 +213,7 @@ impl<'a> Dimensions<'a> {
     /// The forms of a value that conditions compare: as [`Self::get`] and [`Self::clear`] give it.
     #[inline]
     pub(crate) fn forms(&self, name: &str) -> Option<(&str, Option<&str>)> {
-        self.value(name).map(|value| (value.kept(), value.clear()))
+        self.value(name).map(|value| (value.public(), value.clear()))
     }
 
     fn value(&self, name: &str) -> Option<&DimensionValue<'a>> {
@@ -257,10 +280,20 @@ mod tests {
     }
 
     #[test]
+    fn a_record_has_the_dimensions_of_its_request() {
+        let request = Dimensions::new([("cookie", "t0ken"), ("ip", "192.0.2.1")]).expect("good");
+        let digest = digest("cookie", "t0ken");
+        let record = Dimensions::from_record([("cookie", digest.as_str()), ("ip", "192.0.2.1")]);
+        let record = record.expect("good");
+        assert_eq!((record.forms("cookie"), record.address), (Some((&*digest, None)), request.address));
+        assert!(Dimensions::from_record([("a", "1"), ("a", "2")]).is_err());
+    }
+
+    #[test]
     fn the_digest_of_another_credential_is_no_credential() {
         let stolen = digest("header.x-api-key", "t0ken");
         let request = Dimensions::new([("header.x-api-key", stolen.as_str())]).expect("good");
-        let (kept, clear) = request.forms("header.x-api-key").expect("there");
-        assert_eq!((kept == stolen, clear), (false, None));
+        let (public, clear) = request.forms("header.x-api-key").expect("there");
+        assert_eq!((public == stolen, clear), (false, None));
     }
 }

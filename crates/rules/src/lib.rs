@@ -60,7 +60,9 @@ pub use overrides::{
 pub use period::parse_period;
 pub use problems::{PROBLEMS_MAX, Problems};
 pub use rule::{Condition, KEY_PARTS_MAX, Key, Mode, Rule};
-pub use secrets::{SECRET_HEADERS_MAX, SecretHeaders, digest as secret_digest};
+pub use secrets::{
+    SECRET_HEADERS_MAX, SecretHeaders, digest as secret_digest, is_digest as is_secret_digest,
+};
 pub use set::{
     EffectiveTerms, EmergencyTerms, InheritedTerms, LOOKED_AT_RULES_MAX, RULES_MAX, RuleMatch, RuleSet,
     SCANNED_RULES_MAX,

@@ -96,7 +96,7 @@ pub fn digest(dimension: &str, value: &str) -> String {
 }
 
 /// Whether a value has the form of a digest.
-pub(crate) fn is_digest(value: &str) -> bool {
+pub fn is_digest(value: &str) -> bool {
     let digits = value.strip_prefix(DIGEST_PREFIX).filter(|digits| digits.len() == DIGEST_DIGITS);
     digits.is_some_and(|digits| digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
 }

@@ -9,7 +9,7 @@ use tidegate_control::{
 use tidegate_core::bound::Fleet;
 use tidegate_rules::rows::EmergencyRow;
 use tidegate_rules::store::Credential;
-use tidegate_rules::{NamespaceOverrides, RuleSet};
+use tidegate_rules::{NamespaceOverrides, RuleSet, SecretHeaders};
 
 use crate::auth::{Credentials, OPERATING_TENANT, Principal, Role, TokenHash};
 use crate::decision_log::DecisionLog;
@@ -117,6 +117,10 @@ impl Node for Shared {
         &self.key_memory
     }
 
+    fn secret_headers(&self) -> &SecretHeaders {
+        &self.protocol.secret_headers
+    }
+
     fn log(&self) -> Option<&LogReplay> {
         self.telemetry.decision_log.as_ref().map(DecisionLog::replay)
     }
@@ -139,6 +143,7 @@ mod tests {
     use tidegate_rules::Dimensions;
     use tidegate_rules::change::{ChangeState, Operation, Proposal};
     use tidegate_rules::rows::RowKind;
+    use tidegate_testkit::Redis;
 
     use super::*;
     use crate::fuzzing::small_config;
@@ -147,9 +152,10 @@ mod tests {
     /// Users with requests.
     const USERS: usize = 20;
 
-    /// A server that follows an empty store. Its time passes by hand.
+    /// A server that follows an empty store.
     struct Fixture {
-        clock: Arc<ManualClock>,
+        /// If its time passes by hand.
+        clock: Option<Arc<ManualClock>>,
         shared: Arc<Shared>,
         control: Arc<Control>,
     }
@@ -159,6 +165,16 @@ mod tests {
             let clock = Arc::new(ManualClock::new());
             clock.set(1, 1_800_000_000_000_000);
             let shared = Shared::on_clock(&mut small_config(None), Arc::clone(&clock)).expect("fits");
+            Self::follow(shared, Some(clock)).await
+        }
+
+        /// Starts a server with an origin, on the clock of the system.
+        async fn with_origin(redis: &Redis) -> Self {
+            let config = format!("origin = \"{}\"\norigin_timeout = \"5s\"", redis.url());
+            Self::follow(Shared::new(&mut small_config(Some(&config))).expect("fits"), None).await
+        }
+
+        async fn follow(shared: Shared, clock: Option<Arc<ManualClock>>) -> Self {
             let shared = Arc::new(shared);
             let config = StoreConfig {
                 address: "sqlite::memory:".parse().expect("an address"),
@@ -174,7 +190,8 @@ mod tests {
 
         /// Gives each user this many requests an hour, and returns the change.
         async fn limit(&self, limit: u32) -> u64 {
-            let body = format!(r#"{{"key":["user"],"limit":{limit},"period":"1h"}}"#);
+            // Without its origin, a limit of this class fails closed.
+            let body = format!(r#"{{"key":["user"],"limit":{limit},"period":"1h","class":"cost"}}"#);
             let operation = Operation::Put { kind: RowKind::Rule, name: "per_user".to_owned(), body };
             let revision = self.control.store().revisions().await.expect("revisions").revision;
             let proposal = Proposal::new(revision, "a test", vec![operation]);
@@ -200,7 +217,9 @@ mod tests {
 
         /// Lets the time between two looks pass, and looks.
         async fn look(&self) {
-            self.clock.advance(LOOK_EVERY);
+            if let Some(clock) = &self.clock {
+                clock.advance(LOOK_EVERY);
+            }
             self.control.look_once(Arc::clone(&self.shared)).await;
             self.control.refresh().await.expect("in force");
         }
@@ -242,6 +261,21 @@ mod tests {
         assert_eq!(fixture.passed("user-0", 10).await, 10);
         let rollback = fixture.control.last_rollback().expect("a rollback");
         assert_eq!((rollback.change, rollback.revision), (lowered, 3));
+    }
+
+    #[tokio::test]
+    async fn denials_without_the_origin_roll_no_change_back() {
+        let mut redis = Redis::start(&[]);
+        let fixture = Fixture::with_origin(&redis).await;
+        fixture.limit(1_000_000).await;
+        fixture.minute().await;
+        let lowered = fixture.limit(999_999).await;
+        redis.kill();
+        assert_eq!(fixture.passed_by_all(2).await, 0, "it fails closed");
+        fixture.look().await;
+        fixture.look().await;
+        assert_eq!(fixture.state(lowered).await, ChangeState::Applied);
+        assert_eq!(fixture.control.last_alarm(), None);
     }
 
     #[tokio::test]

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -106,8 +106,6 @@ pub(crate) struct GuardedStream<S> {
     waits: bool,
     /// Whether the others have had their turn since the last read.
     gave_way: bool,
-    /// The task that an eviction wakes.
-    woken: Option<Waker>,
     /// The pulse at which the present state began.
     since: u32,
     alarm: Pin<Box<Sleep>>,
@@ -134,7 +132,6 @@ impl<S> GuardedStream<S> {
             phase: Phase::Fresh,
             waits: true,
             gave_way: true,
-            woken: None,
             since: pulse(),
             alarm: Box::pin(sleep_until(from_now(first))),
             alarm_at: pulse().wrapping_add(pulses(first)),
@@ -203,10 +200,8 @@ impl<S> GuardedStream<S> {
 
     /// Waits for bytes, unless the connection is evicted or the time is over.
     fn poll_missing(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.woken.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            self.state.slot.wake_by(cx.waker());
-            self.woken = Some(cx.waker().clone());
-        }
+        // Every time: an eviction takes the waker, also if a request overwrites the eviction.
+        self.state.slot.wake_by(cx.waker());
         if self.state.slot.is_evicted() {
             // To the surface, the client has closed the connection.
             return Poll::Ready(Ok(()));
@@ -350,5 +345,63 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for GuardedStream<S> {
         let this = self.get_mut();
         let shut = Pin::new(&mut this.stream).poll_shutdown(cx);
         this.in_time(cx, shut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Wake, Waker};
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::request_memory::RequestMemory;
+    use crate::slots::{Evictor, Slots};
+
+    struct CountedWakes(AtomicUsize);
+
+    impl Wake for CountedWakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn eviction_wakes_a_connection_that_outlived_an_earlier_one() {
+        let (slots, room) = (Arc::new(Slots::default()), Arc::new(Semaphore::new(1)));
+        let taken = slots.take(room.try_acquire_owned().expect("room"));
+        let memory = Arc::new(RequestMemory::new(1 << 20, 1));
+        let (patience, metrics) = (Duration::from_hours(1), Arc::new(Metrics::new(1)));
+        let patience = ClientTimeouts { idle: patience, request: patience };
+        let peer: SocketAddr = ([127, 0, 0, 1], 1).into();
+        let partial = PartialRequest::new(&memory, peer.ip());
+        let state = Rc::new(ConnectionState { peer, slot: Arc::clone(&taken.slot), partial });
+        let (mut client, server) = duplex(100);
+        let mut stream =
+            GuardedStream::new(server, state, Framing::Surface, patience, metrics).answers_later();
+        let mut evictor = Evictor::new(&slots);
+        taken.slot.set_idle(1);
+        let counted = Arc::new(CountedWakes(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&counted));
+        let mut cx = Context::from_waker(&waker);
+        let mut byte = [0];
+        let mut read = |stream: &mut GuardedStream<DuplexStream>| {
+            Pin::new(&mut *stream).poll_read(&mut cx, &mut ReadBuf::new(&mut byte)).is_ready()
+        };
+        assert!(!read(&mut stream));
+        // The eviction and a request come at the same time: the connection stays.
+        assert!(evictor.evict());
+        client.write_all(b"x").await.expect("room");
+        assert!(read(&mut stream));
+        stream.write_all(b"y").await.expect("room");
+        let mut reply = [0];
+        client.read_exact(&mut reply).await.expect("a reply");
+        assert!(!taken.slot.is_evicted() && !read(&mut stream));
+        let before = counted.0.load(Ordering::Relaxed);
+        assert!(evictor.evict());
+        assert_eq!(counted.0.load(Ordering::Relaxed), before + 1);
+        assert!(read(&mut stream), "it is closed");
     }
 }

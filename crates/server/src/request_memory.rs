@@ -188,6 +188,8 @@ pub(crate) struct PartialRequest {
     address: IpAddr,
     /// The tenant that pays; without one, the address pays.
     tenant: Cell<Option<TenantIndex>>,
+    /// The tenant that pays for each request as long as its own is unknown.
+    owner: Cell<Option<TenantIndex>>,
     held: Cell<usize>,
     charged: Cell<usize>,
     /// Whether a surface waits for the rest, even if no byte is held.
@@ -201,6 +203,7 @@ impl PartialRequest {
             memory: Arc::clone(memory),
             address: network_of(address),
             tenant: Cell::new(None),
+            owner: Cell::new(None),
             held: Cell::new(0),
             charged: Cell::new(0),
             is_awaited: Cell::new(false),
@@ -232,13 +235,22 @@ impl PartialRequest {
         self.held.set(self.held.get() + bytes);
     }
 
-    /// Sets the bytes that wait. Releases the charge if there are none.
+    /// Sets the bytes that wait. Releases the charge of others.
     #[inline]
     pub(crate) fn set(&self, bytes: usize) {
         self.held.set(bytes);
         if bytes == 0 {
             self.release();
-            self.tenant.set(None);
+            self.tenant.set(self.owner.get());
+        } else if self.charged.get() > 0 {
+            self.release_above(self.owed());
+        }
+    }
+
+    /// Lets a tenant pay for all that follows, such as the frames of its connection.
+    pub(crate) fn set_owner(&self, tenant: TenantIndex) {
+        if self.owner.replace(Some(tenant)) != Some(tenant) {
+            self.belongs_to(tenant);
         }
     }
 
@@ -257,8 +269,14 @@ impl PartialRequest {
         if self.held.get() > FREE_BYTES { self.charge_steps() } else { Ok(()) }
     }
 
+    /// Returns the charge for the bytes that wait.
+    fn owed(&self) -> usize {
+        let held = self.held.get();
+        if held > FREE_BYTES { held.next_multiple_of(CHARGE_BYTES) } else { 0 }
+    }
+
     fn charge_steps(&self) -> Result<(), ReadFailure> {
-        let (owed, charged) = (self.held.get().next_multiple_of(CHARGE_BYTES), self.charged.get());
+        let (owed, charged) = (self.owed(), self.charged.get());
         if owed > charged {
             let more = self.memory.charge(self.payer(), owed - charged);
             more.map_err(|limit| self.fail(ReadFailure::Memory(limit)))?;
@@ -280,6 +298,14 @@ impl PartialRequest {
 
     fn payer(&self) -> Payer {
         self.tenant.get().map_or(Payer::Address(self.address), Payer::Tenant)
+    }
+
+    fn release_above(&self, owed: usize) {
+        let charged = self.charged.get();
+        if charged > owed {
+            self.charged.set(owed);
+            self.memory.release(self.payer(), charged - owed);
+        }
     }
 
     #[inline]
@@ -354,6 +380,34 @@ mod tests {
         drop((first, other));
         assert_eq!(memory.used(), 0);
         assert!(memory.strangers().addresses.is_empty());
+    }
+
+    #[test]
+    fn a_charge_shrinks_with_the_bytes_that_wait() {
+        let memory = Arc::new(RequestMemory::new(100 * CHARGE_BYTES, 1));
+        let request = PartialRequest::new(&memory, ONE);
+        for (bytes, steps) in [(10 * CHARGE_BYTES, 10), (CHARGE_BYTES + 1, 2), (FREE_BYTES, 0), (1, 0)] {
+            request.set(bytes);
+            assert_eq!((request.charge(), memory.used()), (Ok(()), steps * CHARGE_BYTES), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn the_owner_pays_for_every_request_of_a_connection() {
+        let memory = Arc::new(RequestMemory::new(100 * CHARGE_BYTES, 2));
+        let request = PartialRequest::new(&memory, ONE);
+        let tenant = |at: usize| memory.tenants[at].load(Ordering::Relaxed) / CHARGE_BYTES;
+        request.set(3 * CHARGE_BYTES);
+        assert_eq!((request.charge(), memory.strangers().used / CHARGE_BYTES), (Ok(()), 3));
+        request.set_owner(1);
+        for steps in [3, 5] {
+            request.set(steps * CHARGE_BYTES);
+            assert_eq!((request.charge(), tenant(1), memory.strangers().used), (Ok(()), steps, 0));
+            request.set(0);
+        }
+        request.belongs_to(0);
+        request.add(CHARGE_BYTES);
+        assert_eq!((request.charge(), tenant(0), tenant(1)), (Ok(()), 1, 0));
     }
 
     #[test]

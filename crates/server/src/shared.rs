@@ -228,7 +228,7 @@ impl Shared {
             }
         };
         let fleet = FleetState::new(&config.region, now_ms);
-        let key_memory = key_memory(config.rules.as_ref(), &names)?;
+        let key_memory = key_memory(config.rules.as_ref(), &names);
         let request_memory = Arc::new(RequestMemory::new(config.request_memory_bytes, names.len()));
         Ok(Self {
             tenants,
@@ -301,13 +301,9 @@ impl Shared {
 
 /// Returns the memory for the recent keys of rules. Changes of a file are not watched, so its rules
 /// need none.
-fn key_memory(rules: Option<&RulesConfig>, tenants: &[String]) -> Result<KeyMemory, StartError> {
-    let random = || {
-        let problem = |error| StartError::File(format!("the system gave no random bytes: {error}"));
-        getrandom::u64().map_err(problem)
-    };
+fn key_memory(rules: Option<&RulesConfig>, tenants: &[String]) -> KeyMemory {
     let tenants = if matches!(rules, Some(RulesConfig::File(_))) { &[] } else { tenants };
-    Ok(KeyMemory::new((random()?, random()?), tenants.iter().map(String::as_str)))
+    KeyMemory::new(tenants.iter().map(String::as_str))
 }
 
 impl Identity {

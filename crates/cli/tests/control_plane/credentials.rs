@@ -113,7 +113,9 @@ fn author_cannot_approve_with_a_second_credential() {
     assert_eq!(made.status, 200, "{}", made.body);
     let made: Value = serde_json::from_str(&made.body).expect("JSON");
     let token = made["token"].as_str().expect("told once");
-    for (author, why) in [("token:root", "created the credential of the other"), ("other", "by its author")] {
+    for (author, why) in
+        [("token:root", "the credentials of approver and author are related"), ("other", "by its author")]
+    {
         let change = fixture.waiting(author);
         let reply = post(token, &format!("/v1/rules/changes/{change}/approve"), "{}");
         assert_eq!(reply.status, 403, "{}", reply.body);

@@ -168,7 +168,7 @@ fn servers_on_a_full_disk_decide_on_and_are_back_when_it_has_room() {
     assert_eq!(found(&one, "dave"), 2);
 
     for (name, text) in [
-        ("one", "the store of rules is gone"),
+        ("one", "the store of rules takes no writes"),
         ("one", "the store of rules is there again"),
         ("one", "cannot write the decision log"),
         ("one", "the decision log is written again"),

@@ -53,6 +53,9 @@ fn wide_block_needs_a_token_that_may_approve() {
         "{status}: {detail}"
     );
     assert_eq!(declare("cy", "0.0.0.0/1", true).0, 200);
+    let (_, all) = desk.ask("cy", "GET", "/v1/emergencies", None);
+    let target = format!("/v1/emergencies/{}/renew", all["emergencies"][0]["id"].as_str().expect("an id"));
+    assert_eq!(["ann", "cy"].map(|who| desk.ask(who, "POST", &target, Some("{}")).0), [403, 200]);
     let (status, detail) = declare("ann", "10.0.0.0/12", false);
     assert!(status == 409 && detail.contains("more than the 65,536 of a /16"), "{status}: {detail}");
     assert_eq!(declare("ann", "10.0.0.0/12", true).0, 200);

@@ -94,8 +94,8 @@ fn ten_distinct_keys_are_a_jump_and_nine_are_none() {
     assert_eq!(denied(9), []);
     let jumps = denied(10);
     assert_eq!(jumps.len(), 1);
-    let told = "rule \"a\" newly denies 10 of 100 keys within five minutes of change 7";
-    assert_eq!((jumps[0].to_string().as_str(), jumps[0].alarm.as_ref()), (told, None));
+    let words = "rule \"a\" newly denies 10 of 100 keys within five minutes of change 7";
+    assert_eq!((jumps[0].to_string().as_str(), jumps[0].alarm.as_ref()), (words, None));
 }
 
 #[test]
@@ -287,6 +287,38 @@ fn denials_of_a_watched_change_are_not_the_next_baseline() {
 }
 
 #[test]
+fn a_series_of_changes_gets_a_new_baseline_in_time() {
+    let jumps = |minutes: u64| {
+        let mut fixture = Fixture::settled(&[("", 0..100)]);
+        fixture.watch(0);
+        for change in 1..=minutes {
+            for _ in 0..LOOKS_PER_MINUTE {
+                fixture.allow(&[("", 0..100)]);
+                fixture.deny(&[("", 0..100)]);
+            }
+            let applied_ms = NOW_MS + change * 60_000;
+            fixture.watch_as(change, |watch| ChangeWatch { applied_ms, ..watch });
+        }
+        fixture.deny(&[("", 0..100)]).len()
+    };
+    assert_eq!([jumps(14), jumps(15)], [1, 0], "the keys were denied all the while");
+}
+
+#[test]
+fn few_keys_of_a_held_baseline_are_a_reason() {
+    let mut fixture = Fixture::settled(&[("", 0..9)]);
+    fixture.watch(7);
+    for _ in 0..BASELINE_LOOKS {
+        fixture.allow(&[("", 0..100)]);
+        fixture.look();
+    }
+    let stricter = StricterRules { known: BTreeSet::from(["a".to_owned()]), ..StricterRules::default() };
+    let forecast = fixture.denials.forecast(&["a".to_owned()], &stricter, &HashSet::new(), &fixture.rules);
+    let reason = forecast.not_watched().expect("a reason");
+    assert!(reason.contains("had requests of 9 keys"), "{reason}");
+}
+
+#[test]
 fn changes_are_watched_for_five_minutes_and_the_earliest_make_room() {
     let mut fixture = Fixture::settled(&[("", 0..100)]);
     fixture.watch_as(7, |watch| ChangeWatch { applied_ms: NOW_MS - WATCHED_MS, ..watch });
@@ -311,7 +343,7 @@ fn a_part_of_a_change_is_forgotten_alone() {
     fixture.denials.forget(7, Some("west"));
     assert!(fixture.denials.is_watched(7));
     fixture.denials.forget(7, Some("east"));
-    assert!(!fixture.denials.is_watching());
+    assert!(!fixture.denials.is_watched(7));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tidegate_core::{LIMITS_PER_REQUEST_MAX, Limit};
 use tidegate_record::{DecisionRecord, RecordVerdict, SHED_SOURCE};
-use tidegate_rules::{Dimensions, Mode, RuleMatch, RuleSet};
+use tidegate_rules::{Dimensions, Mode, RuleMatch, RuleSet, SecretHeaders};
 
 use super::approval::{ApprovedEffect, DeniedShares, in_short};
 use super::keys::{Guess, Keys, SampledRecord, SpentLevel};
@@ -139,8 +139,8 @@ impl LoggedRequest {
 
     /// Returns the level of its key under the rule in force, if the record shows it.
     fn spent(&self, under: &RuleSides) -> Option<SpentLevel> {
-        let is_told = self.is_known && self.passed() && self.decided_by == Some(under.rule);
-        let before = under.before.filter(|before| is_told && before.is_enforced)?;
+        let has_level = self.is_known && self.passed() && self.decided_by == Some(under.rule);
+        let before = under.before.filter(|before| has_level && before.is_enforced)?;
         Some(SpentLevel { level: self.level, rate: before.rate() })
     }
 
@@ -210,6 +210,18 @@ impl BackTest {
         Self { evidence_ms, ..self }
     }
 
+    /// Leaves out rules for which the change names credentials other than by their digests: no
+    /// record matches those.
+    pub(crate) fn without_credentials(mut self, secrets: &SecretHeaders) -> Self {
+        let hidden = |mut tighter: TightenedRule| {
+            let named = tighter.named.iter().find(|dimension| secrets.is_secret(dimension)).cloned();
+            tighter.not_measured = tighter.not_measured.or(named.map(UnknownReason::Credential));
+            tighter
+        };
+        self.scope.tighter = self.scope.tighter.iter().cloned().map(hidden).collect();
+        self
+    }
+
     /// Takes the next record, in time order, and returns whether more are wanted.
     pub(crate) fn take(&mut self, record: &DecisionRecord) -> bool {
         self.records += 1;
@@ -232,7 +244,7 @@ impl BackTest {
             return None;
         }
         let pairs = record.dimensions.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let dimensions = Dimensions::new(pairs).ok()?;
+        let dimensions = Dimensions::from_record(pairs).ok()?;
         let before: Vec<RuleMatch<'_, '_>> =
             self.before.matching(&record.tenant, &dimensions, record.at_ms).collect();
         let after: Vec<RuleMatch<'_, '_>> =

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use serde::Deserialize;
 use tidegate_rules::AddressCover;
 use tidegate_rules::change::Operation;
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
@@ -23,6 +24,16 @@ pub(crate) struct AuthorHistory {
     pub(crate) blocked: AddressCover,
 }
 
+/// Returns the templates that rules refer to, from validated bodies.
+fn templates_of(rule_rows: &RuleRows) -> HashSet<String> {
+    #[derive(Deserialize)]
+    struct TemplateField {
+        template: Option<String>,
+    }
+    let rules = rule_rows.rows_behind(Some(RowKind::Rule), None).iter();
+    rules.filter_map(|row| serde_json::from_str::<TemplateField>(&row.body).ok()?.template).collect()
+}
+
 impl AuthorHistory {
     pub(crate) fn new(changes: AuthorChanges, blocked: AddressCover) -> Self {
         Self { changes, blocked }
@@ -39,13 +50,21 @@ impl AuthorHistory {
     }
 
     /// Returns the rule rows without the changes of the author. Rows of other authors stay, except
-    /// overrides of rules that did not exist.
+    /// overrides of rules that did not exist. So does a template that rows of others refer to.
     pub(super) fn rule_rows(&self, rule_rows: &RuleRows) -> RuleRows {
         let back = |((kind, name), row): (&(RowKind, String), &EarlierRow)| {
             Operation::leaving(*kind, name.clone(), row.body.clone())
         };
-        let operations: Vec<Operation> = self.changes.rows.iter().map(back).collect();
-        let before = with(rule_rows, &operations);
+        let mut operations: Vec<Operation> = self.changes.rows.iter().map(back).collect();
+        let mut before = with(rule_rows, &operations);
+        let is_new_template =
+            |operation: &Operation| operation.row().0 == RowKind::Template && operation.body().is_none();
+        if operations.iter().any(is_new_template) {
+            let in_use = templates_of(&before);
+            operations
+                .retain(|operation| !(is_new_template(operation) && in_use.contains(operation.row().1)));
+            before = with(rule_rows, &operations);
+        }
         let gone: HashSet<&str> = operations
             .iter()
             .filter(|operation| operation.row().0 == RowKind::Rule && operation.body().is_none())

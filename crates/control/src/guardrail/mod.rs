@@ -42,6 +42,7 @@ use self::security::Weakening;
 pub(crate) use self::addresses::{blocked_by_rules, consent_of_blocks, is_small};
 pub(crate) use self::approval::ApprovedEffect;
 pub(crate) use self::earlier::{AuthorHistory, SERIES_MS};
+pub(crate) use self::overrides::KEYS_MAX;
 pub(crate) use self::plan::{ChangePlan, ChangeScope, StricterRules, tightened, with};
 pub(crate) use self::security::lifts;
 
@@ -191,8 +192,7 @@ struct UncertainRule {
 impl UncertainRule {
     /// Returns the reason why no number of records could show the effect, if there is one.
     fn not_measured(&self) -> Option<UnknownReason> {
-        Some(self.why.clone())
-            .filter(|why| matches!(why, UnknownReason::NotLogged(_) | UnknownReason::CountedOtherwise))
+        Some(self.why.clone()).filter(UnknownReason::is_of_rule)
     }
 }
 
@@ -211,8 +211,17 @@ pub(crate) enum UnknownReason {
     Short { records: u64, covered_ms: u64, evidence_ms: u64 },
     /// It does not have the dimension of requests that a rule looks at.
     NotLogged(String),
+    /// It has digests of this dimension, and the change names a credential in clear text.
+    Credential(String),
     /// A rule counts by another algorithm, or with other regions, which the log does not show.
     CountedOtherwise,
+}
+
+impl UnknownReason {
+    /// Whether it lies in the terms of a rule, so that no number of records helps.
+    fn is_of_rule(&self) -> bool {
+        matches!(self, Self::NotLogged(_) | Self::Credential(_) | Self::CountedOtherwise)
+    }
 }
 
 impl fmt::Display for UnknownReason {
@@ -234,6 +243,12 @@ impl fmt::Display for UnknownReason {
             }
             Self::NotLogged(dimension) => {
                 write!(f, "the log has no {dimension:?} of requests, since no rule in force uses it")
+            }
+            Self::Credential(dimension) => {
+                write!(
+                    f,
+                    "the log has only digests of {dimension:?}, and the change names other values of it"
+                )
             }
             Self::CountedOtherwise => {
                 f.write_str("the log has no decisions by another algorithm or with other regions")

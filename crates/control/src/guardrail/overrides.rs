@@ -11,6 +11,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -23,10 +24,11 @@ use super::plan::{AFTER_ALL_MS, NOTHING_LEFT, NamedRules, RuleDiff, Tightening};
 use super::rate::{LoweredRate, Rate};
 use super::security::{SECURITY_RAISE_MAX, Weakening, protects};
 
-/// Maximum number of keys of a rule that a change may halve one by one; more count as the whole
-/// rule. Higher: one person can deny more customers without a measurement. Lower: a few keys
-/// already need a second person.
-const KEYS_MAX: usize = 10;
+/// Maximum number of keys of a rule that a change may halve, or lift out of a security rule, one by
+/// one, as an emergency may; more count as the whole rule. Higher: one person can deny more
+/// customers without a measurement, or let in more attackers. Lower: a few keys already need a
+/// second person.
+pub(crate) const KEYS_MAX: usize = 10;
 
 /// Terms that apply to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +110,11 @@ impl OverrideScope {
         let priority = body["priority"].as_i64().unwrap_or(0);
         let expires_ms = body["expires"].as_u64();
         Some(Self { rule: text("rule")?, tenant: text("tenant"), key, priority, expires_ms })
+    }
+
+    /// Returns the dimensions of its key, each with the pattern of its values.
+    fn parts<'o>(&'o self, set: &'o NamedRules<'_>) -> impl Iterator<Item = (&'o Arc<str>, &'o Pattern)> {
+        set.rule(&self.rule).into_iter().flat_map(|rule| rule.key.iter().zip(&self.key))
     }
 
     fn is_wild(&self) -> bool {
@@ -221,8 +228,8 @@ impl<'s> InheritingOverrides<'s> {
     }
 }
 
-/// Keys whose limits a change halves one by one: their number for each rule, and the smallest part
-/// left.
+/// Keys whose limits a change halves or lifts one by one: their number for each rule, and the
+/// smallest part left.
 #[derive(Default)]
 struct Keys(BTreeMap<String, (usize, f64)>);
 
@@ -235,7 +242,15 @@ impl Keys {
         *least = least.min(left);
     }
 
-    /// Returns the rules with so many halved keys that they count as the whole rule.
+    /// Takes a lifted key, or an override of many.
+    fn lift(&mut self, rule: &str, is_lifted: bool, is_for_all: bool) {
+        if is_lifted {
+            let (count, _) = self.0.entry(rule.to_owned()).or_insert((0, NOTHING_LEFT));
+            *count += if is_for_all { KEYS_MAX + 1 } else { 1 };
+        }
+    }
+
+    /// Returns the rules with so many of these keys that they count as the whole rule.
     fn many(&self) -> impl Iterator<Item = (&str, f64)> {
         let many = self.0.iter().filter(|(_, (count, _))| *count > KEYS_MAX);
         many.map(|(rule, (_, least))| (rule.as_str(), *least))
@@ -286,7 +301,7 @@ impl<'s> ChangedOverrides<'s> {
     /// Finds the rules that overrides touch, and the rules that may deny more by these overrides.
     pub(super) fn compare(&self, found: &mut RuleDiff) {
         found.cut_short.extend(self.cut_short.iter().cloned());
-        let mut keys = Keys::default();
+        let (mut keys, mut lifted) = (Keys::default(), Keys::default());
         for (old, new) in &self.changed {
             let rules: BTreeSet<&String> = old.iter().chain(new).map(|over| &over.rule).collect();
             let turns = self.turns(old.as_ref(), new.as_ref());
@@ -301,20 +316,24 @@ impl<'s> ChangedOverrides<'s> {
                     found.note_tighter(rule, Tightening { left: left.filter(|_| is_for_all), lowered });
                     keys.add(rule, left);
                 }
+                for over in old.iter().chain(new) {
+                    found.note_named(&over.rule, over.parts(self.after));
+                }
                 if let Some(over) = new {
                     found.blocked.extend(&over.blocked(self.after));
                 }
             }
-            let is_lifted = is_for_all && turns.iter().any(|turn| turn.is_lifted());
+            let is_lifted = turns.iter().any(|turn| turn.is_lifted());
             for rule in rules.iter().filter(|rule| self.before.rule(rule).is_some_and(protects)) {
                 found.is_of_security = true;
-                if is_lifted {
-                    found.note_weakened(rule, Weakening::Override);
-                }
+                lifted.lift(rule, is_lifted, is_for_all);
             }
             found.touched.extend(rules.into_iter().cloned());
         }
-        self.compare_heirs(found, &mut keys);
+        self.compare_heirs(found, &mut keys, &mut lifted);
+        for (rule, _) in lifted.many() {
+            found.note_weakened(rule, Weakening::Override);
+        }
         for (rule, left) in keys.many() {
             found.note_tighter(rule, Tightening { left: Some(left), lowered: None });
         }
@@ -322,14 +341,18 @@ impl<'s> ChangedOverrides<'s> {
 
     /// Does the same for overrides that inherit other terms. A rule that now sets its default burst
     /// stays the same, and only these overrides touch it.
-    fn compare_heirs(&self, found: &mut RuleDiff, keys: &mut Keys) {
+    fn compare_heirs(&self, found: &mut RuleDiff, keys: &mut Keys, lifted: &mut Keys) {
         for over in self.heirs.iter() {
             let turn = self.turn(&over);
+            if self.before.rule(&over.rule).is_some_and(protects) {
+                lifted.lift(&over.rule, turn.is_lifted(), over.may_be_for_all());
+            }
             if turn.is_tighter() {
                 let (left, lowered) = (turn.left(), turn.lowered());
                 let tightening = Tightening { left: left.filter(|_| over.may_be_for_all()), lowered };
                 found.note_tighter(&over.rule, tightening);
                 keys.add(&over.rule, left);
+                found.note_named(&over.rule, over.parts(self.after));
                 found.touched.insert(over.rule);
             }
         }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use tidegate_core::Limit;
 use tidegate_rules::change::Operation;
+use tidegate_rules::pattern::Pattern;
 use tidegate_rules::rows::{RowKind, RuleRow, RuleRows};
-use tidegate_rules::{AddressCover, Mode, Problems, Regime, Rule, RuleSet};
+use tidegate_rules::{AddressCover, Mode, Problems, Regime, Rule, RuleSet, is_secret_digest};
 
 use super::UnknownReason;
 use super::addresses::blocked_by;
@@ -72,6 +73,9 @@ pub(super) struct TightenedRule {
     pub(super) lowered: Option<LoweredRate>,
     /// The reason why records cannot show its effect.
     pub(super) not_measured: Option<UnknownReason>,
+    /// Dimensions of which it, or an override of the change, names values. Records have no
+    /// credentials to compare them with.
+    pub(super) named: Vec<String>,
     pub(super) precedent: RulePrecedent,
 }
 
@@ -263,6 +267,8 @@ pub(super) struct RuleDiff {
     shadowed: HashSet<String>,
     /// Rules that deny more than before, or may.
     tighter: BTreeMap<String, Tightening>,
+    /// By stricter rule: the dimensions of which it, or a changed override, names values.
+    named: HashMap<String, BTreeSet<String>>,
     /// Security rules that protect less than before.
     weakened: BTreeMap<String, Weakening>,
     /// Whether a security rule is touched.
@@ -286,6 +292,19 @@ impl RuleDiff {
         known.left = known.left.into_iter().chain(tightening.left).reduce(f64::min);
         let lowered = known.lowered.into_iter().chain(tightening.lowered);
         known.lowered = lowered.reduce(|a, b| if b.part() < a.part() { b } else { a });
+    }
+
+    /// Notes patterns of a stricter rule, or of its overrides, with their dimensions. Records match
+    /// a digest and a lone `*` as requests do.
+    pub(super) fn note_named<'p>(
+        &mut self,
+        rule: &str,
+        patterns: impl Iterator<Item = (&'p Arc<str>, &'p Pattern)>,
+    ) {
+        let named = |pattern: &Pattern| pattern.as_str() != "*" && !is_secret_digest(pattern.as_str());
+        for (dimension, _) in patterns.filter(|(_, pattern)| named(pattern)) {
+            self.named.entry(rule.to_owned()).or_default().insert(dimension.to_string());
+        }
     }
 
     /// The first weakening of a rule stays: that of the rule itself.
@@ -323,6 +342,7 @@ impl RuleDiff {
                 .get(rule.as_str())
                 .map(|name| UnknownReason::NotLogged((*name).to_owned()))
                 .or_else(|| self.counted_otherwise.contains(rule).then_some(UnknownReason::CountedOtherwise)),
+            named: self.named.get(rule).into_iter().flatten().cloned().collect(),
             precedent: self.precedent_of(rule),
         };
         self.tighter.iter().map(of).collect()
@@ -422,6 +442,10 @@ fn compare_rules(before: &NamedRules<'_>, after: &NamedRules<'_>, found: &mut Ru
         }
         if is_tighter(known, rule) {
             found.note_tighter(name, Tightening { left: left(known, rule), lowered: lowered(known, rule) });
+            let conditions = rule.when.iter();
+            let patterns =
+                conditions.flat_map(|of| of.any_of.iter().map(move |pattern| (&of.dimension, pattern)));
+            found.note_named(name, patterns);
         }
         if let Some(weakening) = known.and_then(|known| Weakening::of(known, Some(rule))) {
             found.note_weakened(name, weakening);

@@ -1,8 +1,8 @@
-//! Rules of class `security` that a change weakens. Traffic does not show what such a rule keeps
-//! out, so another person must agree, whatever the back-test says.
+//! Rules of class `security` that a change weakens. Traffic does not show the attacks that such a
+//! rule keeps out, so another person must agree, whatever the result of the back-test.
 
 use tidegate_core::Limit;
-use tidegate_rules::{Class, Mode, Rule};
+use tidegate_rules::{Class, Mode, Regime, Rule};
 
 use super::rate::Rate;
 
@@ -20,9 +20,11 @@ pub(super) enum Weakening {
         from: Rate,
         to: Rate,
     },
+    /// Its regime lets more pass in all regions together.
+    Regime(Regime),
     /// It applies to fewer requests, or counts them apart.
     Scope,
-    /// An override of many keys does one of these.
+    /// Overrides of many keys do one of these.
     Override,
 }
 
@@ -40,6 +42,8 @@ impl Weakening {
             Some(Self::Class(after.class))
         } else if to.exceeds(from, SECURITY_RAISE_MAX) {
             Some(Self::Raise { from, to })
+        } else if promise(after.regime()) < promise(before.regime()) {
+            Some(Self::Regime(after.regime()))
         } else {
             leaves_requests(before, after).then_some(Self::Scope)
         }
@@ -58,12 +62,26 @@ impl Weakening {
                 let change = from.to_words(to);
                 format!("raises security rule {rule:?} {change}{since}, more than {SECURITY_RAISE_MAX} times")
             }
+            Self::Regime(regime) => {
+                format!("weakens the regime of security rule {rule:?} to {regime}{since}")
+            }
             Self::Scope => format!("applies security rule {rule:?} to fewer requests{since}"),
             Self::Override => format!(
                 "lifts security rule {rule:?} for many keys{since}: by shadow mode, or more than \
                  {SECURITY_RAISE_MAX} times the limit"
             ),
         }
+    }
+}
+
+/// Returns the rank of the promise of a regime: the higher, the less passes in all regions
+/// together.
+fn promise(regime: Regime) -> u8 {
+    match regime {
+        Regime::Regional => 0,
+        Regime::BestEffort => 1,
+        Regime::Share => 2,
+        Regime::Strict => 3,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Consent that a change needs, and the error of estimates.
 
 mod approval;
+mod credentials;
 mod endings;
 mod estimate;
 mod heirs;
@@ -66,7 +67,7 @@ fn record(user: &str, at_ms: u64, sample_rate: f64) -> DecisionRecord {
 
 /// Returns the effect of a change after `requests` simultaneous requests, of which 100 pass.
 fn effect(operations: &[Operation], requests: u64) -> ChangeEffect {
-    let mut test = begun(operations, 1.0);
+    let mut test = back_test_of(operations, 1.0);
     for at in 0..requests {
         let verdict = if at < 100 { RecordVerdict::Allowed } else { RecordVerdict::Denied };
         assert!(test.take(&DecisionRecord { verdict, ..record("u", NOW_MS, 1.0) }));
@@ -74,7 +75,7 @@ fn effect(operations: &[Operation], requests: u64) -> ChangeEffect {
     test.finish()
 }
 
-fn begun(operations: &[Operation], sample_rate: f64) -> back_test::BackTest {
+fn back_test_of(operations: &[Operation], sample_rate: f64) -> back_test::BackTest {
     ChangePlan::new(&in_force(), &rule_rows(), operations, None, NOW_MS)
         .expect("compiles")
         .begin(sample_rate, Arc::default())
@@ -474,7 +475,7 @@ fn from_log(
     sample_rate: f64,
     records: impl IntoIterator<Item = DecisionRecord>,
 ) -> ChangeEffect {
-    let mut test = begun(operations, sample_rate);
+    let mut test = back_test_of(operations, sample_rate);
     for record in records {
         assert!(test.take(&record));
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn memory() -> KeyMemory {
-    KeyMemory::new((1, 2), ["acme", "globex"])
+    KeyMemory::new(["acme", "globex"])
 }
 
 fn note(keys: &RuleKeys, memory: &KeyMemory, tenant: &str, range: std::ops::Range<u32>) {
@@ -67,6 +67,47 @@ fn rules_of_a_tenant_share_its_slots_and_leave_others_theirs() {
 }
 
 #[test]
+fn large_samples_leave_a_part_of_the_share_for_small_ones() {
+    let memory = memory();
+    let rules: Vec<RuleKeys> = std::iter::repeat_with(RuleKeys::default).take(600).collect();
+    for keys in &rules {
+        note(keys, &memory, "acme", 0..2_000);
+    }
+    let reserved = SLOTS_MAX / 2 / RESERVED_PART;
+    assert!((reserved - 600 * SAMPLE_SLOTS_MIN..=reserved).contains(&memory.free("acme")));
+    assert!(rules.iter().all(|keys| !keys.is_empty() && !keys.is_without_memory()));
+    let (without, full) = (RuleKeys::default(), KeyMemory::new(["acme"]));
+    assert!(full.share("acme").expect("a share").take(SLOTS_MAX));
+    note(&without, &full, "acme", 0..1);
+    assert!(without.is_empty() && without.is_without_memory());
+}
+
+#[test]
+fn a_key_is_denied_by_the_last_emergency_only() {
+    let (memory, keys) = (memory(), RuleKeys::default());
+    let [large, small] = ["large", "small"].map(EmergencyTag::of);
+    note(&keys, &memory, "acme", 0..20);
+    keys.end_look();
+    let block = |tag: EmergencyTag, range: std::ops::Range<u32>| {
+        for key in range {
+            keys.note(&memory, ("acme", [&*key.to_string()]), KeyOutcome::DeniedByEmergency(tag));
+        }
+    };
+    let denied = || {
+        let sample = &keys.tenants()[0].sample;
+        let mut counts = HashMap::new();
+        sample.count_blocked(&mut counts);
+        let of = |tag: EmergencyTag| counts.get(&tag).copied().unwrap_or_default();
+        ([large, small].map(|tag| sample.blocked(tag, 1).denied), [large, small].map(of))
+    };
+    block(large, 0..20);
+    block(small, 0..1);
+    assert_eq!(denied(), ([19, 1], [19, 1]));
+    (0..LOOKS_PER_MINUTE).for_each(|_| keys.end_look());
+    assert_eq!(denied().0, [0, 0]);
+}
+
+#[test]
 fn a_held_sample_keeps_its_keys_under_a_flood() {
     let (memory, keys) = (memory(), RuleKeys::default());
     note(&keys, &memory, "acme", 0..100);
@@ -99,5 +140,5 @@ fn marks_of_replaced_rules_belong_to_the_look_before() {
 fn joined_parts_do_not_collide() {
     let memory = memory();
     assert_ne!(memory.hash(["a-b", "c"]), memory.hash(["a", "b-c"]));
-    assert_ne!(memory.hash(["a"]), KeyMemory::new((1, 3), ["acme"]).hash(["a"]));
+    assert_ne!(memory.hash(["a"]), KeyMemory::new(["acme"]).hash(["a"]));
 }

@@ -33,6 +33,7 @@ pub(crate) fn run(work: &Path) {
                 // Also after a violation, for the next schedule.
                 switch.end();
                 switch.kill_in(0);
+                switch.lose_unsynced(false);
                 verify(&disk, &run?).await
             })
         });

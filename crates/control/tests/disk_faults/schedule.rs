@@ -42,6 +42,8 @@ pub(crate) struct Schedule {
     faulty: Range<u64>,
     /// From this step on, the process is killed at the given change of a file.
     kill: Option<(u64, u64)>,
+    /// Whether the kill takes all writes with it that are not synced.
+    loses_unsynced: bool,
 }
 
 impl Schedule {
@@ -55,7 +57,8 @@ impl Schedule {
         let steps = end + rng.u64(0..6);
         let per_1024 = *rng.choice(&[ALWAYS, ALWAYS, 256, 64]).unwrap_or(&ALWAYS);
         let kill = (rng.u8(0..4) == 0).then(|| (rng.u64(0..steps), rng.u64(1..60)));
-        Self { rng, steps, kinds, per_1024, faulty: begin..end, kill }
+        let loses_unsynced = kill.is_some() && rng.bool();
+        Self { rng, steps, kinds, per_1024, faulty: begin..end, kill, loses_unsynced }
     }
 
     /// Runs the steps, and waits until everything works again. Returns an error if a step fails
@@ -66,6 +69,7 @@ impl Schedule {
         mut ledger: Ledger,
         switch: &FaultSwitch,
     ) -> Result<Ledger, String> {
+        switch.lose_unsynced(self.loses_unsynced);
         let stores = Stores::open(disk).await;
         for step in 0..self.steps {
             if step == self.faulty.start {
@@ -96,6 +100,7 @@ impl Schedule {
         let key = format!("user:{step}");
         let denials = *self.rng.choice(&DENIALS).unwrap_or(&1);
         stores.record(&key, denials, ledger);
+        stores.pass_minute();
         let done = match self.rng.u8(0..10) {
             0 => stores.read_revision(server, ledger).await.map(|_| ()),
             1 => stores.read_rows(server, ledger).await,
@@ -114,7 +119,7 @@ impl Schedule {
 
     /// Closes the stores, or leaves them to the end of the runtime. All records are accounted for.
     async fn close(&mut self, stores: Stores, ledger: &mut Ledger) -> Result<(), String> {
-        let Stores { rules, embedded, log } = stores;
+        let Stores { rules, embedded, log, .. } = stores;
         let recorder = std::sync::Arc::clone(log.recorder());
         drop(log);
         let (counts, tried) = (recorder.counts(), ledger.tried.get(RECORDS).copied().unwrap_or(0));

@@ -1,7 +1,9 @@
-//! The stores of a server on one disk, and what must be in them.
+//! The stores of a server on one disk, and their expected content.
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate_record::{
@@ -29,6 +31,8 @@ pub(crate) struct Stores {
     pub(crate) rules: [Store; 2],
     pub(crate) embedded: Store,
     pub(crate) log: Log,
+    /// The clock of the log.
+    now_ms: Arc<AtomicU64>,
 }
 
 /// The store that a write is for.
@@ -60,11 +64,19 @@ impl Stores {
             otlp: None,
             flush_every: FLUSH_EVERY,
         };
+        let now_ms = Arc::new(AtomicU64::new(NOW_MS));
+        let clock = Arc::clone(&now_ms);
         Self {
             rules: [open_rules(disk).await.expect("opens"), open_rules(disk).await.expect("opens")],
             embedded: Store::open_embedded(Some(disk)).await.expect("opens"),
-            log: Log::open(disk, settings, || NOW_MS).expect("opens"),
+            log: Log::open(disk, settings, move || clock.load(Ordering::Relaxed)).expect("opens"),
+            now_ms,
         }
+    }
+
+    /// Lets a minute pass, after which the log forgets expired records.
+    pub(crate) fn pass_minute(&self) {
+        self.now_ms.fetch_add(60_000, Ordering::Relaxed);
     }
 
     /// Writes a value, and notes in the ledger that it was tried and, if so, acknowledged.
@@ -231,7 +243,7 @@ async fn store_values(store: &Store, prefix: &str) -> Result<BTreeMap<String, u6
     Ok(values)
 }
 
-/// Checks a disk without faults: what was acknowledged is there, and nothing that was never tried.
+/// Checks a disk without faults: acknowledged values are there, and no value that was never tried.
 pub(crate) async fn verify(disk: &Path, ledger: &Ledger) -> Result<(), String> {
     let rules = open_rules(disk).await.map_err(|error| error.to_string())?;
     let audit = rules.verify_audit(ledger.checkpoint.as_ref()).await;

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::database::Value;
+use super::credentials::related_names;
+use super::database::{Database, Value};
 use super::transaction::Transaction;
 use super::{Store, StoreError};
 use crate::change::{CHANGE_BYTES_MAX, Operation};
@@ -16,14 +17,16 @@ pub const AUTHOR_CHANGES_MAX: u64 = 10_000;
 /// Maximum bytes of the earlier rows that are kept. Higher: more memory of a plan.
 const EARLIER_BYTES_MAX: usize = 2 * CHANGE_BYTES_MAX;
 
-/// The changes of an author, and of credentials related to it: of those that made its credential,
-/// and of those that it made. An approved change ends the comparison for its rows, because its
-/// approver saw the result. So does the first change of the store, before which there was nothing.
-const AUTHOR_CHANGES: &str = "SELECT revision, created_ms, approver, restores FROM tidegate_changes \
-    WHERE revision IS NOT NULL AND created_ms >= $2 \
-    AND id > (SELECT change_count FROM tidegate_heads) - $3 \
-    AND (author = $1 OR author IN (SELECT made_by FROM tidegate_makers WHERE name = $1 \
-    UNION SELECT name FROM tidegate_makers WHERE made_by = $1)) ORDER BY revision";
+/// The changes of an author, and of credentials related to it. An approved change ends the
+/// comparison for its rows, because its approver saw the result. So does the first change of the
+/// store, before which there was nothing.
+const AUTHOR_CHANGES: &str = concat!(
+    related_names!(),
+    "SELECT revision, created_ms, approver, restores FROM tidegate_changes \
+     WHERE revision IS NOT NULL AND created_ms >= $2 \
+     AND id > (SELECT change_count FROM tidegate_heads) - $3 \
+     AND author IN (SELECT name FROM related) ORDER BY revision"
+);
 
 /// When the change was made before which none is looked at.
 const LAST_UNREAD: &str =
@@ -58,35 +61,48 @@ impl AuthorChanges {
 impl Store {
     /// Returns the rows that an author, or a credential related to it, changed since a time.
     pub async fn changes_by(&self, author: &str, since_ms: u64) -> Result<AuthorChanges, StoreError> {
-        let mut reading = self.database.read().await?;
-        let mut found =
-            AuthorChanges { is_partial: is_partial(&mut reading, since_ms).await?, ..Default::default() };
-        let values = [Value::Text(author), Value::Number(since_ms), Value::Number(AUTHOR_CHANGES_MAX)];
-        let mut bytes = 0;
-        reading
-            .each(AUTHOR_CHANGES, &values, |cells| {
-                let is_settled = cells.number(0)? == 1 || cells.optional_text(2)?.is_some();
-                let changed_ms = cells.number(1)?;
-                for operation in serde_json::from_str::<Vec<Operation>>(cells.text(3)?)? {
-                    let (kind, name) = operation.row();
-                    let row = (kind, name.to_owned());
-                    if is_settled {
-                        found.rows.remove(&row);
-                        continue;
-                    }
-                    bytes += name.len() + operation.body().map_or(0, str::len);
-                    if bytes > EARLIER_BYTES_MAX {
-                        found.is_partial = true;
-                        break;
-                    }
-                    let body = operation.body().map(str::to_owned);
-                    found.rows.entry(row).or_insert(EarlierRow { body, changed_ms });
-                }
-                Ok(())
-            })
-            .await?;
-        Ok(found)
+        changes_on(&self.database, author, since_ms).await
     }
+
+    /// Does the same for an emergency, which waits for no load of all rows.
+    pub async fn changes_by_urgently(
+        &self,
+        author: &str,
+        since_ms: u64,
+    ) -> Result<AuthorChanges, StoreError> {
+        changes_on(&self.urgent, author, since_ms).await
+    }
+}
+
+async fn changes_on(database: &Database, author: &str, since_ms: u64) -> Result<AuthorChanges, StoreError> {
+    let mut reading = database.read().await?;
+    let mut found =
+        AuthorChanges { is_partial: is_partial(&mut reading, since_ms).await?, ..Default::default() };
+    let values = [Value::Text(author), Value::Number(since_ms), Value::Number(AUTHOR_CHANGES_MAX)];
+    let mut bytes = 0;
+    reading
+        .each_while(AUTHOR_CHANGES, &values, |cells| {
+            let is_settled = cells.number(0)? == 1 || cells.optional_text(2)?.is_some();
+            let changed_ms = cells.number(1)?;
+            for operation in serde_json::from_str::<Vec<Operation>>(cells.text(3)?)? {
+                let (kind, name) = operation.row();
+                let row = (kind, name.to_owned());
+                if is_settled {
+                    found.rows.remove(&row);
+                    continue;
+                }
+                bytes += name.len() + operation.body().map_or(0, str::len);
+                if bytes > EARLIER_BYTES_MAX {
+                    found.is_partial = true;
+                    return Ok(false);
+                }
+                let body = operation.body().map(str::to_owned);
+                found.rows.entry(row).or_insert(EarlierRow { body, changed_ms });
+            }
+            Ok(true)
+        })
+        .await?;
+    Ok(found)
 }
 
 /// Whether the store has more changes since a time than are read.
@@ -98,6 +114,8 @@ async fn is_partial(reading: &mut Transaction, since_ms: u64) -> Result<bool, St
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::change::{Change, ChangeNeeds, Proposal};
     use crate::store::{Attribution, Credential};
@@ -166,20 +184,47 @@ mod tests {
     async fn changes_of_related_credentials_count_too() {
         let store = store().await;
         put(&store, ("ada", 10), "first", 1).await;
-        let of_eve = Credential {
-            hash: "0".repeat(64),
-            name: "eve".to_owned(),
-            tenant: String::new(),
-            role: "operator".to_owned(),
-            created_ms: 1,
-            expires_ms: None,
-        };
-        store.put_credential(&of_eve, Attribution { by: "ada", now_ms: 11 }).await.expect("put");
-        put(&store, ("eve", 20), "a", 100).await;
-        put(&store, ("ada", 30), "b", 100).await;
-        for author in ["ada", "eve"] {
-            assert_eq!(rows(&store, author, 0).await.len(), 2, "{author}");
+        for (at, (name, maker)) in [("eve", "ada"), ("max", "ada"), ("zoe", "max")].into_iter().enumerate() {
+            let credential = Credential {
+                hash: at.to_string().repeat(64),
+                name: name.to_owned(),
+                tenant: String::new(),
+                role: "operator".to_owned(),
+                created_ms: 1,
+                expires_ms: None,
+            };
+            store.put_credential(&credential, Attribution { by: maker, now_ms: 11 }).await.expect("put");
+        }
+        for (author, rule) in [("eve", "a"), ("ada", "b"), ("max", "c"), ("zoe", "d")] {
+            put(&store, (author, 20), rule, 100).await;
+        }
+        for author in ["ada", "eve", "max", "zoe"] {
+            assert_eq!(rows(&store, author, 0).await.len(), 4, "{author}");
+            let urgent = store.changes_by_urgently(author, 0).await.expect("changes");
+            assert_eq!(urgent.rows.len(), 4, "{author}");
         }
         assert_eq!(rows(&store, "bob", 0).await, []);
+    }
+
+    #[tokio::test]
+    async fn no_more_changes_are_read_than_fit() {
+        let store = store().await;
+        put(&store, ("ada", 10), "first", 1).await;
+        for amount in [1, 2, 3, 4] {
+            put(&store, ("ada", 20), "a", amount).await;
+        }
+        let large = |rule: &str| {
+            let body = Some("x".repeat(EARLIER_BYTES_MAX / 2 + 1));
+            json!([Operation::leaving(RowKind::Rule, rule.to_owned(), body)]).to_string()
+        };
+        let mut writing = store.database.write().await.expect("begins");
+        for (change, restores) in [(2, large("b")), (3, large("c")), (4, "unreadable".to_owned())] {
+            let set = "UPDATE tidegate_changes SET restores = $2 WHERE id = $1";
+            let values = [Value::Number(change), Value::Text(&restores)];
+            assert_eq!(writing.execute(set, &values).await.expect("runs"), 1);
+        }
+        writing.commit().await.expect("commits");
+        let found = store.changes_by("ada", 0).await.expect("the last changes are not read");
+        assert_eq!((found.is_partial, found.rows.len()), (true, 1));
     }
 }

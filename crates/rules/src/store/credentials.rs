@@ -87,7 +87,7 @@ impl Store {
     /// All credentials, also those that have expired, by name.
     pub async fn credentials(&self) -> Result<Vec<Credential>, StoreError> {
         let all = "SELECT hash, name, tenant, role, created_ms, expires_ms FROM tidegate_credentials";
-        let mut found = self.database.read().await?.all(all, &[], credential).await?;
+        let mut found = self.urgent.read().await?.all(all, &[], credential).await?;
         found.sort_unstable_by(|a, b| (&a.name, &a.hash).cmp(&(&b.name, &b.hash)));
         Ok(found)
     }
@@ -102,13 +102,44 @@ impl Store {
     }
 }
 
+/// Begins a query with `related`: the name `$1`, and all names that are connected with it by makers
+/// of credentials. Two credentials of one maker are connected too, since it may use both.
+macro_rules! related_names {
+    () => {
+        "WITH RECURSIVE related (name) AS (SELECT CAST($1 AS TEXT) UNION \
+         SELECT CASE WHEN maker.name = related.name THEN maker.made_by ELSE maker.name END \
+         FROM related JOIN tidegate_makers AS maker \
+         ON maker.name = related.name OR maker.made_by = related.name) "
+    };
+}
+pub(super) use related_names;
+
+/// Begins a query with `makers`: the name `$1`, its makers and theirs.
+macro_rules! makers {
+    () => {
+        "WITH RECURSIVE makers (name) AS (SELECT CAST($1 AS TEXT) UNION \
+         SELECT maker.made_by FROM makers JOIN tidegate_makers AS maker ON maker.name = makers.name)"
+    };
+}
+
 impl Store {
-    /// Returns the names that cannot approve a change of `author`: the makers of its credential,
-    /// and the names of credentials that it made.
-    pub async fn related_to(&self, author: &str) -> Result<Vec<String>, StoreError> {
-        let related = "SELECT made_by FROM tidegate_makers WHERE name = $1 \
-             UNION SELECT name FROM tidegate_makers WHERE made_by = $1";
-        self.database.read().await?.all(related, &[Value::Text(author)], |cells| cells.owned(0)).await
+    /// Returns the other names that are connected with a name by makers of credentials, over any
+    /// number of steps. All of them may be one person.
+    pub async fn related_to(&self, name: &str) -> Result<Vec<String>, StoreError> {
+        let related = concat!(related_names!(), "SELECT name FROM related WHERE name <> $1");
+        self.urgent.read().await?.all(related, &[Value::Text(name)], |cells| cells.owned(0)).await
+    }
+
+    /// Returns the names that never approve a change of `author`: the makers of its credential and
+    /// the names that it made credentials for, over any number of steps.
+    pub async fn line_of(&self, author: &str) -> Result<Vec<String>, StoreError> {
+        let line = concat!(
+            makers!(),
+            ", made (name) AS (SELECT CAST($1 AS TEXT) UNION \
+             SELECT maker.name FROM made JOIN tidegate_makers AS maker ON maker.made_by = made.name) \
+             SELECT name FROM makers WHERE name <> $1 UNION SELECT name FROM made WHERE name <> $1"
+        );
+        self.urgent.read().await?.all(line, &[Value::Text(author)], |cells| cells.owned(0)).await
     }
 }
 
@@ -145,9 +176,8 @@ impl WriteTransaction<'_> {
     /// differ.
     pub(super) async fn check_approver(&mut self, change: &Change) -> Result<(), StoreError> {
         let (author, approver) = (Value::Text(&change.author), Value::Text(self.act.by));
-        let related = "SELECT count(*) FROM tidegate_makers \
-             WHERE (name = $1 AND made_by = $2) OR (name = $2 AND made_by = $1)";
-        if self.is_any(related, &[author, approver]).await? {
+        let made = concat!(makers!(), " SELECT count(*) FROM makers WHERE name = $2");
+        if self.is_any(made, &[author, approver]).await? || self.is_any(made, &[approver, author]).await? {
             return Err(StoreError::RelatedApproval(change.id));
         }
         let later = "SELECT count(*) FROM tidegate_makers WHERE name = $1 AND change_count >= $2";

@@ -175,7 +175,7 @@ pub enum StoreError {
     Needs(u64, ChangeNeeds),
     /// Its author cannot be its approver.
     OwnApproval(u64),
-    /// One of the two credentials, of the author and of the approver, was made with the other.
+    /// The credentials of the author and of the approver are related by their makers.
     RelatedApproval(u64),
     /// The approver's credential was made after the change was proposed.
     LaterApproval(u64),
@@ -263,8 +263,8 @@ impl fmt::Display for StoreError {
             Self::OwnApproval(id) => write!(f, "change {id} cannot be approved by its author"),
             Self::RelatedApproval(id) => write!(
                 f,
-                "change {id} cannot be approved by this actor: one of approver and author created the \
-                 credential of the other"
+                "change {id} cannot be approved by this actor: the credentials of approver and author are \
+                 related, by one maker or one of the other"
             ),
             Self::LaterApproval(id) => {
                 write!(

@@ -1,4 +1,4 @@
-//! Proves that a store has the rows, changes, emergencies and credentials that its audit tells.
+//! Proves that a store has the rows, changes, emergencies and credentials that its audit records.
 
 use super::StoreError;
 use super::database::{Cells, Value};
@@ -10,7 +10,8 @@ use crate::alteration::{Alteration, AlterationWay, Alterations, StorePart};
 use crate::change::{Operation, kind_of};
 use crate::rows::RowKind;
 
-const ROWS: &str = "SELECT kind, name, body, version, revision, override_revision, target FROM tidegate_rows";
+const ROWS: &str = "SELECT kind, name, body, version, revision, override_revision, target, namespace, tenant, \
+     wildcard FROM tidegate_rows";
 
 const EMERGENCIES: &str = "SELECT id, body, author, created_ms, expires_ms FROM tidegate_emergencies";
 
@@ -83,6 +84,8 @@ impl StoreProof {
         let proposed = self.replay.changes.last_key_value().map_or(0, |(id, _)| *id);
         let columns = [
             ("revision", heads.revision != self.replay.revision),
+            ("emergency_revision", heads.emergency_revision != self.replay.emergency_revision),
+            ("credential_revision", heads.credential_revision != self.replay.credential_revision),
             ("override_revision", heads.override_revision != self.replay.override_revision),
             ("change_count", changes != Some(proposed)),
         ];
@@ -143,7 +146,7 @@ impl StoreProof {
     fn compare_row(&mut self, kind: RowKind, name: String, cells: &Cells<'_>) {
         let key = (kind, name);
         let Some(row) = self.replay.rows.remove(&key) else {
-            // Only the operations tell the rows of a change.
+            // Only the operations state the rows of a change.
             let change = cells.number(4).ok().and_then(|revision| self.replay.unproven.get(&revision));
             let way = change.map_or(AlterationWay::Added, |change| AlterationWay::Unproven(*change));
             let revision = cells.number(4).ok().filter(|_| change.is_some());
@@ -254,23 +257,28 @@ impl ReplayedRow {
     }
 }
 
-fn row_columns(row: &ReplayedRow, cells: &Cells<'_>) -> [(&'static str, bool); 5] {
+fn row_columns(row: &ReplayedRow, cells: &Cells<'_>) -> [(&'static str, bool); 8] {
     let body = cells.optional_text(2).ok();
     let is_body = match (&row.body, &body) {
         (Some(digest), Some(Some(body))) => digest.is_of(body),
         (None, Some(None)) => true,
         _ => false,
     };
-    // Rows from before this column existed have none.
-    let target = cells.optional_text(6).ok().flatten();
     let columns = body.flatten().and_then(|body| NamespaceColumns::of_body(&body));
-    let is_target = target.is_none() || target == columns.map(|columns| columns.target);
+    let differs = |column, of: fn(&NamespaceColumns) -> &String| {
+        is_body
+            && cells.optional_text(column).ok().as_ref() != Some(&columns.as_ref().map(|all| of(all).clone()))
+    };
+    let wildcard = columns.as_ref().map_or(0, |columns| columns.wildcard);
     [
         ("body", !is_body),
         ("version", cells.number(3).ok() != Some(row.version)),
         ("revision", cells.number(4).ok() != Some(row.revision)),
         ("override_revision", cells.number(5).ok() != Some(row.override_revision)),
-        ("target", is_body && !is_target),
+        ("target", differs(6, |columns| &columns.target)),
+        ("namespace", differs(7, |columns| &columns.namespace)),
+        ("tenant", differs(8, |columns| &columns.tenant)),
+        ("wildcard", is_body && cells.number(9).ok() != Some(wildcard)),
     ]
 }
 

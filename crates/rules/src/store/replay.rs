@@ -1,7 +1,7 @@
 //! Replays the audit, to compare the store with it.
 //!
 //! Each entry states what it did, or the digest of the operations that did it. So the entries, in
-//! order, tell which rows, changes, emergencies and credentials a store must have.
+//! order, record the rows, changes, emergencies and credentials that a store must have.
 //!
 //! Entries of earlier versions lack some digests (`effect_sha256`, `created_ms`). A field that an
 //! entry does not state is not compared. No entry loses a field unnoticed, because its hash covers
@@ -61,8 +61,8 @@ pub(super) struct AuditReplay {
     pub(super) makers: HashMap<(String, String), ReplayedMaker>,
     pub(super) revision: u64,
     pub(super) override_revision: u64,
-    emergency_revision: u64,
-    credential_revision: u64,
+    pub(super) emergency_revision: u64,
+    pub(super) credential_revision: u64,
     /// By revision: the change whose operations are not those of the audit.
     pub(super) unproven: BTreeMap<u64, u64>,
 }
@@ -124,7 +124,7 @@ pub(super) struct ReplayedMaker {
 pub(super) enum BodyDigest {
     /// Of its text.
     Text([u8; 32]),
-    /// Of its meaning: an entry with a JSON object does not tell how the row spells it.
+    /// Of its meaning: an entry with a JSON object does not state how the row spells it.
     Json([u8; 32]),
 }
 

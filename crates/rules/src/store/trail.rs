@@ -49,6 +49,11 @@ impl Store {
         audit_end(&mut self.database.read().await?).await
     }
 
+    /// Returns the recorded number of audit entries.
+    pub async fn audit_count(&self) -> Result<u64, StoreError> {
+        Ok(audit_end(&mut self.urgent.read().await?).await?.count)
+    }
+
     /// Returns the known end of the audit, if the audit still has that entry and the one of an
     /// earlier checkpoint. This reads two entries, so it can be done often. It does not notice an
     /// entry that was changed between them.
@@ -66,7 +71,7 @@ impl Store {
     }
 
     /// Verifies the whole audit, through an optional checkpoint, to its recorded end, and that the
-    /// store has the rows and changes which the audit tells. This uses its own thread: the audit
+    /// store has the rows and changes that the audit records. This uses its own thread: the audit
     /// may be long, and the caller's thread has other work.
     pub async fn verify_audit(&self, checkpoint: Option<&Checkpoint>) -> Result<Checkpoint, StoreError> {
         let verifier = Verifier::new(checkpoint.cloned());

@@ -116,7 +116,7 @@ impl Transaction {
             })
         };
         let done = in_time(done).await;
-        self.ended(done)
+        self.conclude(done)
     }
 
     /// Reads the results of a statement, row by row as they arrive.
@@ -126,26 +126,36 @@ impl Transaction {
         values: &[Value<'_>],
         mut take: impl FnMut(Cells<'_>) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
+        self.each_while(sql, values, |cells| take(cells).map(|()| true)).await
+    }
+
+    /// Does the same until `take` returns `false`.
+    pub(super) async fn each_while(
+        &mut self,
+        sql: impl SqlSafeStr,
+        values: &[Value<'_>],
+        mut take: impl FnMut(Cells<'_>) -> Result<bool, StoreError>,
+    ) -> Result<(), StoreError> {
         let connection = self.for_statement()?;
         let done = async {
             match connection {
                 PooledConnection::Memory(connection) | PooledConnection::Sqlite(connection) => {
                     let mut rows = bound!(Sqlite, sql, values).fetch(&mut **connection);
-                    while let Some(row) = rows.try_next().await? {
-                        take(Cells::Sqlite(&row))?;
-                    }
+                    while let Some(row) = rows.try_next().await?
+                        && take(Cells::Sqlite(&row))?
+                    {}
                 }
                 PooledConnection::Postgres(connection) => {
                     let mut rows = bound!(Postgres, sql, values).fetch(&mut **connection);
-                    while let Some(row) = rows.try_next().await? {
-                        take(Cells::Postgres(&row))?;
-                    }
+                    while let Some(row) = rows.try_next().await?
+                        && take(Cells::Postgres(&row))?
+                    {}
                 }
             }
             Ok(())
         };
         let done = in_time(done).await;
-        self.ended(done)
+        self.conclude(done)
     }
 
     /// All that a statement finds.
@@ -222,7 +232,7 @@ impl Transaction {
         }
     }
 
-    fn ended<T>(&mut self, done: Result<T, StoreError>) -> Result<T, StoreError> {
+    fn conclude<T>(&mut self, done: Result<T, StoreError>) -> Result<T, StoreError> {
         match (&done, &self.access) {
             (Ok(_), _) => self.is_sound = true,
             (Err(error), Access::Write(health)) => health.note_error(error),

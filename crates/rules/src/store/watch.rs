@@ -40,8 +40,11 @@ const FILE_RETRY_MAX: Duration = Duration::from_secs(1);
 pub enum Signal {
     /// The store may have changed: compare the heads, and load the changed parts.
     MayHaveChanged,
-    /// The store is unreachable or takes no writes, with the reason. The watch retries, and signals
-    /// a possible change once it succeeds.
+    /// The same while the store takes no writes, with the reason. The watch retries a write, and
+    /// signals a possible change once it succeeds.
+    ReadOnly(String),
+    /// The store is unreachable, with the reason. The watch retries, and signals a possible change
+    /// once it succeeds.
     Lost(String),
 }
 
@@ -100,6 +103,7 @@ impl Store {
             committed: self.committed.subscribe(),
             sender,
             revisions: None,
+            write_problem: None,
             look_every,
         };
         let looking = tokio::spawn(looker.run(self.address.retries(seed))).abort_handle();
@@ -113,6 +117,8 @@ struct StorePoller {
     sender: watch::Sender<Signal>,
     /// As they were last seen.
     revisions: Option<StoreRevisions>,
+    /// Why the store takes no writes; `None` if it does.
+    write_problem: Option<String>,
     look_every: Duration,
 }
 
@@ -129,7 +135,7 @@ impl StorePoller {
                 }
             };
             self.sender.send_replace(Signal::Lost(problem.to_string()));
-            self.revisions = None;
+            (self.revisions, self.write_problem) = (None, None);
             pause(&mut backoff).await;
         }
     }
@@ -158,19 +164,19 @@ impl StorePoller {
                 return problem;
             }
             backoff.succeed();
-            if let Err(problem) = self.hear(&mut listener).await {
+            if let Err(problem) = self.forward_notifications(&mut listener).await {
                 return problem;
             }
         }
     }
 
     /// Forwards notifications until the next poll is due.
-    async fn hear(&mut self, listener: &mut PgListener) -> Result<(), StoreError> {
+    async fn forward_notifications(&mut self, listener: &mut PgListener) -> Result<(), StoreError> {
         let look_every = self.look_every;
         let listening = async {
             loop {
                 match listener.try_recv().await {
-                    Ok(Some(notification)) => self.heard(notification.payload()),
+                    Ok(Some(notification)) => self.note_notification(notification.payload()),
                     Ok(None) => return StoreError::Unreachable("the connection was closed".to_owned()),
                     Err(error) => return error.into(),
                 }
@@ -182,23 +188,34 @@ impl StorePoller {
         }
     }
 
-    fn heard(&mut self, message: &str) {
+    fn note_notification(&mut self, message: &str) {
         let known = self.revisions.as_mut().zip(RevisionKind::read(message));
         if let Some((revisions, (head, number))) = known {
             *head.of_mut(revisions) = number;
         }
-        self.sender.send_replace(Signal::MayHaveChanged);
+        self.signal_change();
     }
 
-    /// Compares the heads with those that were last seen. A store that takes no writes is lost too,
-    /// until a retried write succeeds.
+    /// Compares the heads with those that were last seen, then retries a failed write. Changes of
+    /// other processes come into force also while this one cannot write.
     async fn look(&mut self) -> Result<(), StoreError> {
-        self.store.retry_failed_write().await?;
         let revisions = self.store.revisions().await?;
         if self.revisions.replace(revisions) != Some(revisions) {
-            self.sender.send_replace(Signal::MayHaveChanged);
+            self.signal_change();
+        }
+        let problem = self.store.retry_failed_write().await.err().map(|problem| problem.to_string());
+        let was_read_only = std::mem::replace(&mut self.write_problem, problem).is_some();
+        if was_read_only != self.write_problem.is_some() {
+            self.signal_change();
         }
         Ok(())
+    }
+
+    fn signal_change(&self) {
+        self.sender.send_replace(match &self.write_problem {
+            None => Signal::MayHaveChanged,
+            Some(problem) => Signal::ReadOnly(problem.clone()),
+        });
     }
 }
 

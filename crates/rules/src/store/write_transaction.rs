@@ -113,8 +113,12 @@ impl<'a> WriteTransaction<'a> {
 
     /// Adds an entry to the audit.
     pub(super) async fn note(&mut self, action: &str, detail: &serde_json::Value) -> Result<(), StoreError> {
-        let entry =
-            AuditEntry::following(&self.audit_end, self.act.now_ms, self.act.by, action, detail.to_string());
+        self.note_text(action, detail.to_string()).await
+    }
+
+    /// Adds an entry whose detail is JSON already.
+    pub(super) async fn note_text(&mut self, action: &str, detail: String) -> Result<(), StoreError> {
+        let entry = AuditEntry::following(&self.audit_end, self.act.now_ms, self.act.by, action, detail);
         let insert = "INSERT INTO tidegate_audit (sequence, at_ms, actor, action, detail, previous, hash) \
              VALUES ($1, $2, $3, $4, $5, $6, $7)";
         let values = [

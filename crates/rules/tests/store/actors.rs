@@ -1,6 +1,7 @@
 //! Queries about the actors of a store: authors of changes, and makers of credentials.
 
-use tidegate_rules::store::{Credential, Store};
+use tidegate_rules::change::{ChangeNeeds, Proposal};
+use tidegate_rules::store::{Credential, Store, StoreError};
 
 use super::suite::{TestDatabase, by, proposal, put};
 
@@ -30,9 +31,9 @@ pub(crate) async fn last_applied_change_of_an_author_is_found(test_database: &Te
     assert_eq!((last.id, last.revision), (2, Some(2)), "the later one is not applied");
 }
 
-pub(crate) async fn related_actors_are_makers_and_made(test_database: &TestDatabase) {
+pub(crate) async fn related_actors_are_makers_and_all_that_they_made(test_database: &TestDatabase) {
     let store = test_database.store().await;
-    for (name, maker) in [("ada", "root"), ("bob", "ada"), ("eve", "root")] {
+    for (name, maker) in [("ada", "root"), ("bob", "ada"), ("eve", "root"), ("zoe", "bob"), ("max", "ops")] {
         put_credential(&store, name, maker).await;
     }
     let related = async |author: &str| {
@@ -40,7 +41,23 @@ pub(crate) async fn related_actors_are_makers_and_made(test_database: &TestDatab
         names.sort_unstable();
         names
     };
-    assert_eq!(related("ada").await, ["bob", "root"]);
-    assert_eq!(related("root").await, ["ada", "eve"]);
+    assert_eq!(related("ada").await, ["bob", "eve", "root", "zoe"]);
+    assert_eq!(related("zoe").await, ["ada", "bob", "eve", "root"]);
+    assert_eq!(related("max").await, ["ops"]);
     assert_eq!(related("nobody").await, [""; 0]);
+    let line = async |author: &str| {
+        let mut names = store.line_of(author).await.expect("asked");
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(line("zoe").await, ["ada", "bob", "root"]);
+    assert_eq!(line("eve").await, ["root"]);
+    assert_eq!(line("root").await, ["ada", "bob", "eve", "zoe"]);
+    let needed = Proposal { needs: ChangeNeeds::Approver, ..proposal(0, vec![put("a", 1)]) };
+    let id = store.propose(&needed, by("zoe")).await.expect("proposed").id;
+    for maker in ["root", "ada", "bob"] {
+        let refused = store.approve(id, by(maker)).await;
+        assert!(matches!(refused, Err(StoreError::RelatedApproval(_))), "{maker}: {refused:?}");
+    }
+    store.approve(id, by("ops")).await.expect("unrelated");
 }

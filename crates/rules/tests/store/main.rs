@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use sqlx::Connection as _;
 use suite::{TestDatabase, apply, by, proposal, put, wait_for_heads};
-use tidegate_rules::store::{Address, CHANNEL, Signal, Store, StoreError, StoreRevisions};
+use tidegate_rules::store::{Address, AlarmSubject, CHANNEL, Signal, Store, StoreError, StoreRevisions};
 use tidegate_testkit::{Postgres, Proxy, START_TIME_MAX, Traffic};
 
 /// Every case of the suite: each a test of its own on `SQLite`, and all in turn on one
@@ -46,8 +46,8 @@ async fn actors_are_found_on_both_databases() {
     let file = |name: &str| TestDatabase { url: format!("sqlite:{}", folder.path().join(name).display()) };
     actors::last_applied_change_of_an_author_is_found(&file("changes.db")).await;
     actors::last_applied_change_of_an_author_is_found(&test_database(&postgres, "changes").await).await;
-    actors::related_actors_are_makers_and_made(&file("actors.db")).await;
-    actors::related_actors_are_makers_and_made(&test_database(&postgres, "actors").await).await;
+    actors::related_actors_are_makers_and_all_that_they_made(&file("actors.db")).await;
+    actors::related_actors_are_makers_and_all_that_they_made(&test_database(&postgres, "actors").await).await;
 }
 
 #[tokio::test]
@@ -104,6 +104,8 @@ on_both! {
     watchers_are_notified_of_changes,
     tampering_with_the_tables_is_found,
     alarms_are_entries_of_the_audit_and_no_changes,
+    servers_raise_an_alarm_once,
+    alarms_stay_known_in_a_long_audit,
     edits_of_the_tables_are_named,
     many_edits_are_counted,
     entries_of_an_earlier_version_still_verify,
@@ -203,6 +205,35 @@ async fn postgres_notifies_watchers_that_do_not_poll() {
         assert_eq!(signal, Signal::MayHaveChanged);
         assert_eq!(store.revisions().await.expect("heads"), revision(u64::from(number)));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_that_takes_no_writes_is_still_followed() {
+    let postgres = Postgres::start();
+    let test_database = test_database(&postgres, "rules").await;
+    let store = test_database.store().await;
+    let mut watch = store.watch_looking(1, Some(Duration::from_millis(50)));
+    wait_for_heads(&mut watch, &store, revision(0)).await;
+    sql(&postgres, "ALTER SYSTEM SET default_transaction_read_only = on").await;
+    sql(&postgres, "SELECT pg_reload_conf()").await;
+    let mut change = 1;
+    while store.put_alarm(AlarmSubject::Change(change), "many keys", by("ada")).await.is_ok() {
+        change += 1;
+    }
+    test_database.tamper("BEGIN READ WRITE; UPDATE tidegate_heads SET revision = 7; COMMIT").await;
+    let followed = async {
+        loop {
+            match watch.next().await {
+                Signal::ReadOnly(_) if store.revisions().await.is_ok_and(|now| now == revision(7)) => break,
+                Signal::MayHaveChanged | Signal::ReadOnly(_) => {}
+                Signal::Lost(problem) => panic!("it is read: {problem}"),
+            }
+        }
+    };
+    tokio::time::timeout(START_TIME_MAX, followed).await.expect("the watcher is notified");
+    sql(&postgres, "ALTER SYSTEM RESET default_transaction_read_only").await;
+    sql(&postgres, "SELECT pg_reload_conf()").await;
+    wait_for_heads(&mut watch, &store, revision(7)).await;
 }
 
 /// A database that is reached through a proxy.

@@ -331,8 +331,8 @@ pub(crate) async fn credential_related_to_the_author_cannot_approve(test_databas
 
     let related = |id| {
         format!(
-            "change {id} cannot be approved by this actor: one of approver and author created the credential \
-             of the other"
+            "change {id} cannot be approved by this actor: the credentials of approver and author are \
+             related, by one maker or one of the other"
         )
     };
     assert_eq!(refused(store.approve(id, by("second-ada")).await), related(id));
@@ -918,18 +918,50 @@ pub(crate) async fn tampering_with_the_tables_is_found(test_database: &TestDatab
 pub(crate) async fn alarms_are_entries_of_the_audit_and_no_changes(test_database: &TestDatabase) {
     let store = test_database.store().await;
     let change = apply(&store, vec![put("a", 1)]).await;
-    let before = store.revisions().await.expect("revisions");
-    let subjects = [AlarmSubject::Change(change.id), AlarmSubject::Emergency("stop")];
+    let again = AlarmSubject::Emergency("stop", 8);
+    let subjects = [AlarmSubject::Change(change.id), AlarmSubject::Emergency("stop", 7), again, again];
+    let mut new = Vec::new();
     for subject in subjects {
-        store.put_alarm(subject, "many keys", by("ada")).await.expect("put");
+        new.push(store.put_alarm(subject, "many keys", by("ada")).await.expect("put"));
+    }
+    assert_eq!(new, [true, true, true, false], "one for each declaration");
+    assert_eq!(store.revisions().await.expect("revisions").revision, 1);
+    for limit in 1..=5 {
+        apply(&store, vec![put("b", limit)]).await;
     }
     let alarms = store.alarms(10).await.expect("alarms");
     let details: Vec<&str> = alarms.iter().map(|entry| entry.detail.as_str()).collect();
     let of_change = format!(r#"{{"change":{},"reason":"many keys"}}"#, change.id);
-    assert_eq!(details, [r#"{"emergency":"stop","reason":"many keys"}"#, &*of_change], "the latest first");
+    let of_emergency = |ms: u64| format!(r#"{{"created_ms":{ms},"emergency":"stop","reason":"many keys"}}"#);
+    assert_eq!(details, [of_emergency(8), of_emergency(7), of_change], "the latest first");
     assert_eq!(store.alarms(1).await.expect("alarms").len(), 1);
-    assert_eq!(store.revisions().await.expect("revisions"), before);
     audit_count(&store).await;
+}
+
+pub(crate) async fn servers_raise_an_alarm_once(test_database: &TestDatabase) {
+    let stores = [test_database.store().await, test_database.store().await];
+    for change in 1..=20 {
+        let alarm = |store: &Store| {
+            let store = store.clone();
+            tokio::spawn(async move {
+                store.put_alarm(AlarmSubject::Change(change), "many keys", by("ada")).await
+            })
+        };
+        let raised = [alarm(&stores[0]), alarm(&stores[1])];
+        let mut new = 0;
+        for raised in raised {
+            new += u32::from(raised.await.expect("no panic").expect("put"));
+        }
+        assert_eq!(new, 1);
+    }
+    assert_eq!(stores[0].alarms(100).await.expect("alarms").len(), 20);
+}
+
+pub(crate) async fn alarms_stay_known_in_a_long_audit(test_database: &TestDatabase) {
+    let store = test_database.store().await;
+    store.put_alarm(AlarmSubject::Change(1), "many keys", by("ada")).await.expect("put");
+    test_database.tamper("UPDATE tidegate_heads SET audit_count = 20000").await;
+    assert_eq!(store.alarms(10).await.expect("alarms").len(), 1);
 }
 
 pub(crate) async fn an_export_of_the_audit_holds_elsewhere(test_database: &TestDatabase) {

@@ -117,6 +117,18 @@ const EDITS_OF_RULES: &[(&str, &[&str])] = &[
         "UPDATE tidegate_rows SET target = 'x' WHERE target IS NOT NULL",
         &[r#"override "ovr_VIP" (revision 1) was edited: target"#],
     ),
+    (
+        "UPDATE tidegate_rows SET target = NULL WHERE target IS NOT NULL",
+        &[r#"override "ovr_VIP" (revision 1) was edited: target"#],
+    ),
+    (
+        "UPDATE tidegate_rows SET namespace = 'x', tenant = NULL, wildcard = 1 WHERE target IS NOT NULL",
+        &[r#"override "ovr_VIP" (revision 1) was edited: namespace, tenant, wildcard"#],
+    ),
+    (
+        "UPDATE tidegate_rows SET tenant = 'x' WHERE name = 'a'",
+        &[r#"rule "a" (revision 5) was edited: tenant"#],
+    ),
     ("UPDATE tidegate_changes SET operations = REPLACE(operations, '9', '8') WHERE id = 1", &UNPROVEN),
     (
         "UPDATE tidegate_changes SET operations = REPLACE(operations, '9', '8') WHERE id = 1; \
@@ -198,6 +210,10 @@ const OTHER_EDITS: &[(&str, &[&str])] = &[
     (
         "UPDATE tidegate_heads SET revision = 4, change_count = 9",
         &[r#"heads "heads" (revision 5) was edited: revision, change_count"#],
+    ),
+    (
+        "UPDATE tidegate_heads SET emergency_revision = 1, credential_revision = 9",
+        &[r#"heads "heads" (revision 5) was edited: emergency_revision, credential_revision"#],
     ),
 ];
 

@@ -107,12 +107,8 @@ pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     let row = EmergencyRow { id, body: Value::Object(fields).to_string(), expires_ms };
     control.try_emergency(&row).await.map_err(|error| unfit(without_place(error, &row.id)))?;
     let consent = control.emergency_consent(&row, &actor).await.map_err(unfit)?;
-    let because = consent.as_ref().map(|consent| consent.because.clone());
-    if let Some(because) = because.as_ref().filter(|_| needs_approver(consent.as_ref()))
-        && req.principal(Role::Approver).is_err()
-    {
-        return Err(Problem::new(StatusCode::FORBIDDEN, in_need_of_approver(because)));
-    }
+    check_approver(req, consent.as_ref())?;
+    let because = consent.map(|consent| consent.because);
     let reasons: Vec<String> = stops.into_iter().chain(because).collect();
     if !reasons.is_empty() && !confirmed {
         return Err(unconfirmed(&reasons.join(", and ")));
@@ -124,14 +120,16 @@ pub(super) async fn declare(req: &HttpRequest<'_>) -> AdminResult {
     Ok(json(StatusCode::OK, &answer))
 }
 
-fn needs_approver(consent: Option<&Consent>) -> bool {
-    consent.is_some_and(|consent| consent.needs == ChangeNeeds::Approver)
-}
-
-/// An emergency waits for no approval, so a person who may approve has to declare it.
-fn in_need_of_approver(because: &str) -> String {
+/// Checks that the caller may approve changes, if an emergency needs that. It waits for no
+/// approval.
+fn check_approver(req: &HttpRequest<'_>, consent: Option<&Consent>) -> Result<(), Problem> {
+    let needed = consent.filter(|consent| consent.needs == ChangeNeeds::Approver);
+    let Some(Consent { because, .. }) = needed.filter(|_| req.principal(Role::Approver).is_err()) else {
+        return Ok(());
+    };
     let role = Role::Approver.as_str();
-    format!("{because}: this needs the role {role:?} or a higher one; let such a token declare it")
+    let problem = format!("{because}: this needs the role {role:?} or a higher one; let such a token do it");
+    Err(Problem::new(StatusCode::FORBIDDEN, problem))
 }
 
 /// Removes the place of the declared emergency from its problems: a request has only one.
@@ -172,6 +170,12 @@ pub(super) async fn renew(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let (control, actor) = (control(req)?, req.actor()?);
     let attribution = control.attribution(&actor)?;
     let expires_ms = attribution.now_ms + lasts_ms(r#for.as_deref())?;
+    // The same emergency needs the same token as at first, since its author may not be the caller.
+    let (_, rows) = control.store().emergencies().await.map_err(|error| refused(&error))?;
+    if let Some(row) = rows.into_iter().find(|row| row.id == id) {
+        let consent = control.emergency_consent(&row, &actor).await.map_err(unfit)?;
+        check_approver(req, consent.as_ref())?;
+    }
     let revision = control
         .store()
         .renew_emergency(id, expires_ms, attribution)

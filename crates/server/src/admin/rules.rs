@@ -430,8 +430,7 @@ fn change_id(text: &str) -> Result<u64, Problem> {
 /// `POST /v1/rules/changes/{id}/approve`: it can be applied then.
 pub(super) async fn approve(req: &HttpRequest<'_>, id: &str) -> AdminResult {
     let (id, control, actor) = (change_id(id)?, control(req)?, req.actor()?);
-    let change =
-        control.store().approve(id, control.attribution(&actor)?).await.map_err(|error| refused(&error))?;
+    let change = control.approve(id, &actor).await.map_err(unfit)?;
     Ok(json(StatusCode::OK, &json!({ "change": to_json(&change) })))
 }
 

@@ -1,6 +1,7 @@
 //! Decides an Envoy request: one status for each descriptor, and one code for the request.
 
 use std::borrow::Cow;
+use std::cell::LazyCell;
 use std::collections::HashSet;
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
@@ -62,9 +63,10 @@ pub(crate) async fn decide(
 ) -> Result<RateLimitResponse, Refusal> {
     check_request(request)?;
     let context = RequestContext { shared, tenant, surface: Surface::Envoy, class: CLASS };
-    let kept = without_credentials(request, &shared.protocol.secret_headers);
-    let kept = &*kept;
-    let Ok(admission) = context.admit(|| subject(kept, None)) else { return Ok(shed_response(request)) };
+    // Not before the admission: a digest takes longer than to shed the request.
+    let kept = LazyCell::new(|| without_credentials(request, &shared.protocol.secret_headers));
+    let Ok(admission) = context.admit(|| subject(&kept, None)) else { return Ok(shed_response(request)) };
+    let kept = &**kept;
     let descriptors = shared.rules.descriptors.load();
     let request_limits = request_limits(shared, &descriptors, tenant, request)?;
     let name = shared.tenant(tenant).name.as_bytes();

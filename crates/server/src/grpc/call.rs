@@ -34,7 +34,7 @@ const PREFIX_BYTES: usize = 5;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// Reads the head of a call. Returns its tenant and the body that is still to be read.
-pub(super) fn begun(
+pub(super) fn read_head(
     shared: &Shared,
     request: Request<Incoming>,
 ) -> Result<(TenantIndex, Incoming), Box<Response<Reply>>> {
@@ -58,6 +58,7 @@ pub(super) fn principal(shared: &Shared, headers: &HeaderMap) -> Result<Principa
 /// Serves one call of a tenant.
 pub(super) async fn should_rate_limit(call: &Call, tenant: TenantIndex, body: Incoming) -> Response<Reply> {
     let shared = &call.shared;
+    call.set_owner(tenant);
     let message = match read_in_time(call, tenant, body).await {
         Ok(message) => message,
         Err(status) => return status.into_http(),

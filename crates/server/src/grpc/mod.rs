@@ -117,7 +117,7 @@ where
 async fn answer(call: Call, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
     let is_watch = request.uri().path() == health::WATCH;
     let response = if request.uri().path() == SHOULD_RATE_LIMIT {
-        match call::begun(&call.shared, request) {
+        match call::read_head(&call.shared, request) {
             Ok((tenant, body)) => {
                 call.charge_to(tenant);
                 call::should_rate_limit(&call, tenant, body).await

@@ -138,6 +138,13 @@ impl<'g> RequestDecision<'g> {
         self.outcome != RequestOutcome::Denied
     }
 
+    /// Whether a limit was decided without the meter that counts it.
+    pub(crate) fn is_fallback(&self) -> bool {
+        let RegionDecision { source, missing_reply, .. } = &*self.headline;
+        missing_reply.is_some()
+            || matches!(source, DecisionSource::Open | DecisionSource::Refused | DecisionSource::Closed)
+    }
+
     /// Returns the outcome of a check, if the check was decided.
     pub(crate) fn outcome_of(&self, check: usize) -> Option<&Outcome<'g>> {
         match &self.by_check {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use arrayvec::ArrayVec;
 use tidegate::{Gate, LIMITS_PER_CHECK_MAX, Outcome};
-use tidegate_control::{KeyOutcome, RuleKeys};
+use tidegate_control::{EmergencyTag, KeyOutcome, RuleKeys};
 use tidegate_record::RecordKey;
 use tidegate_rules::{Dimensions, EmergencyTerms, KEY_PARTS_MAX, Mode, Rule, RuleMatch};
 
@@ -63,13 +63,13 @@ impl MatchedRule<'_, '_> {
     /// Notes the outcome for the key, by which changes of the rule are judged.
     fn note(&self, shared: &Shared, tenant: TenantIndex, is_allowed: bool) {
         let terms = &self.matched.terms;
-        let outcome = match terms.mode {
+        let outcome = match (terms.emergency, terms.mode) {
             // A request that an emergency let pass says nothing about the rule.
-            _ if terms.emergency.is_some() && is_allowed => return,
-            _ if terms.emergency.is_some() => KeyOutcome::DeniedByEmergency,
-            _ if is_allowed => KeyOutcome::Allowed,
-            Mode::Enforce => KeyOutcome::Denied,
-            Mode::Shadow => KeyOutcome::DeniedInShadow,
+            (Some(_), _) if is_allowed => return,
+            (Some(emergency), _) => KeyOutcome::DeniedByEmergency(EmergencyTag::of(emergency.id)),
+            (None, _) if is_allowed => KeyOutcome::Allowed,
+            (None, Mode::Enforce) => KeyOutcome::Denied,
+            (None, Mode::Shadow) => KeyOutcome::DeniedInShadow,
         };
         let key = (shared.tenant(tenant).name.as_str(), self.matched.key.iter().copied());
         self.keys.note(&shared.key_memory, key, outcome);
@@ -117,6 +117,10 @@ impl<'r, 'd> MatchedRequest<'r, 'd> {
         let checks: Vec<_> = self.rules.iter().map(|rule| self.check(rule, cost, now_ms)).collect();
         let decision = admission.decide(&checks, |at| self.subject(at, cost)).await;
         let decision = decision.map_err(|_| self.too_many())?;
+        // A fallback depends on the origin, so its denials must not undo a change of the rule.
+        if decision.is_fallback() {
+            return Ok(decision);
+        }
         for (rule, outcome) in self.outcomes(&decision) {
             rule.note(shared, self.tenant, outcome.is_allowed());
         }

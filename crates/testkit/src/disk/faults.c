@@ -3,12 +3,15 @@
  * functions below come before those of libc. A test switches faults by writing a control file,
  * which is mapped into the memory of this process.
  *
- * Without faults, a sync returns at once: a killed process loses nothing that it has written.
+ * Without faults, a sync returns at once: a killed process loses nothing that it has written. If
+ * `loses_unsynced` is set, the process undoes all writes since the last sync of their file before it
+ * kills itself, as if the machine lost its power.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -18,6 +21,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -32,9 +36,12 @@ struct control {
     /* The process kills itself at this many further calls; 0 for never. */
     _Atomic uint64_t kill_in;
     _Atomic uint64_t counts[KINDS];
+    _Atomic uint64_t loses_unsynced;
 };
 
 static struct control *control;
+/* Files with this text in their name lose nothing; NULL for none. */
+static const char *excepted;
 static char folder[4096];
 static size_t folder_length;
 static _Atomic uint64_t draws;
@@ -49,6 +56,7 @@ __attribute__((constructor)) static void begin(void) {
     close(fd);
     if (mapped == MAP_FAILED) abort();
     strcpy(folder, below);
+    excepted = getenv("DISK_FAULTS_EXCEPT");
     folder_length = strlen(folder);
     control = mapped;
 }
@@ -61,16 +69,24 @@ static int is_below(const char *path) {
     return strncmp(path, folder, folder_length) == 0 && path[folder_length] == '/';
 }
 
-static int is_file_below(int fd) {
+enum { PATH_BYTES = 4096 };
+
+/* Whether a file is below the folder. Sets `path` to its path. */
+static int find_below(int fd, char path[PATH_BYTES]) {
     if (!control) return 0;
-    char link[64], path[4096];
+    char link[64];
     int error = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
+    ssize_t length = readlink(link, path, PATH_BYTES - 1);
     errno = error;
     if (length < 0) return 0;
     path[length] = 0;
     return is_below(path);
+}
+
+static int is_file_below(int fd) {
+    char path[PATH_BYTES];
+    return find_below(fd, path);
 }
 
 static int is_on(enum kind kind) {
@@ -97,7 +113,78 @@ static int is_last(void) {
     return 0;
 }
 
+/* What a file had before a write that is not synced. */
+struct unsynced {
+    struct unsynced *next;
+    ino_t file;
+    off_t size, at;
+    size_t length;
+    char *bytes;
+    char path[];
+};
+
+/* The latest first. */
+static struct unsynced *unsynced;
+static pthread_mutex_t unsynced_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Keeps what a change of a part of a file overwrites or cuts off. */
+static void keep(int fd, off_t at, size_t length) {
+    char path[PATH_BYTES];
+    struct stat stat;
+    if (!control || !atomic_load(&control->loses_unsynced) || !find_below(fd, path)) return;
+    /* Other threads have a file of shared memory mapped, so it must not be cut. */
+    if (strstr(path, "-shm")) return;
+    if ((excepted && strstr(path, excepted)) || fstat(fd, &stat) != 0 || !S_ISREG(stat.st_mode)) return;
+    REAL(pread);
+    size_t old = at >= stat.st_size ? 0 : (size_t)(stat.st_size - at);
+    if (old > length) old = length;
+    struct unsynced *kept = malloc(sizeof *kept + strlen(path) + 1);
+    char *bytes = malloc(old ? old : 1);
+    if (!kept || !bytes) abort();
+    /* The file may be open for writes only. */
+    int reading = open(path, O_RDONLY | O_CLOEXEC);
+    if (reading < 0 || real(reading, bytes, old, at) != (ssize_t)old) abort();
+    close(reading);
+    *kept = (struct unsynced){.file = stat.st_ino, .size = stat.st_size, .at = at, .length = old, .bytes = bytes};
+    strcpy(kept->path, path);
+    pthread_mutex_lock(&unsynced_lock);
+    kept->next = unsynced;
+    unsynced = kept;
+    pthread_mutex_unlock(&unsynced_lock);
+}
+
+/* Forgets the writes of a file that is synced or removed. */
+static void forget(ino_t file) {
+    pthread_mutex_lock(&unsynced_lock);
+    for (struct unsynced **at = &unsynced; *at;) {
+        struct unsynced *kept = *at;
+        if (kept->file == file) {
+            *at = kept->next;
+            free(kept->bytes);
+            free(kept);
+        } else {
+            at = &kept->next;
+        }
+    }
+    pthread_mutex_unlock(&unsynced_lock);
+}
+
+static void undo(const struct unsynced *kept) {
+    struct stat stat;
+    REAL(pwrite);
+    int fd = open(kept->path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    if (fstat(fd, &stat) == 0 && stat.st_ino == kept->file) {
+        int cut = (int)syscall(SYS_ftruncate, fd, kept->size);
+        if (cut != 0 || real(fd, kept->bytes, kept->length, kept->at) != (ssize_t)kept->length) abort();
+    }
+    close(fd);
+}
+
+/* Other threads cannot write any more: the lock is never given back. */
 static void die(void) {
+    pthread_mutex_lock(&unsynced_lock);
+    for (const struct unsynced *kept = unsynced; kept; kept = kept->next) undo(kept);
     kill(getpid(), SIGKILL);
     for (;;) pause();
 }
@@ -127,6 +214,7 @@ static int write_error(int fd, size_t length, off_t end, size_t *part) {
 static ssize_t pwrite_with_faults(ssize_t (*real)(int, const void *, size_t, off_t), int fd, const void *bytes,
                                   size_t length, off_t at) {
     size_t part;
+    keep(fd, at, length);
     int error = is_file_below(fd) ? write_error(fd, length, at + (off_t)length, &part) : 0;
     if (!error) return real(fd, bytes, length, at);
     if (part) (void)!real(fd, bytes, part, at);
@@ -151,6 +239,7 @@ ssize_t write(int fd, const void *bytes, size_t length) {
     int error = 0;
     if (is_file_below(fd)) {
         off_t at = lseek(fd, 0, SEEK_CUR);
+        keep(fd, at, length);
         error = write_error(fd, length, at + (off_t)length, &part);
     }
     if (!error) return real(fd, bytes, length);
@@ -163,9 +252,13 @@ ssize_t write(int fd, const void *bytes, size_t length) {
 static int sync_with_faults(int (*real)(int), int fd) {
     if (!is_file_below(fd)) return real(fd);
     if (is_last()) die();
-    if (!is_drawn(SYNC)) return 0;
-    errno = EIO;
-    return -1;
+    if (is_drawn(SYNC)) {
+        errno = EIO;
+        return -1;
+    }
+    struct stat stat;
+    if (fstat(fd, &stat) == 0) forget(stat.st_ino);
+    return 0;
 }
 
 int fsync(int fd) {
@@ -181,6 +274,7 @@ int fdatasync(int fd) {
 /* The error of a change of the length, or 0. */
 static int length_error(int fd, off_t length) {
     if (!is_file_below(fd)) return 0;
+    keep(fd, length, SIZE_MAX);
     if (is_last()) die();
     if (is_drawn(IO)) return EIO;
     return is_on(FULL) && grows(fd, length) && is_drawn(FULL) ? ENOSPC : 0;
@@ -229,6 +323,15 @@ int posix_fallocate64(int fd, off64_t at, off64_t length) {
     REAL(posix_fallocate64);
     int error = length_error(fd, at + length);
     return error ? error : real(fd, at, length);
+}
+
+int unlink(const char *path) {
+    REAL(unlink);
+    struct stat file;
+    int is_known = control && is_below(path) && stat(path, &file) == 0;
+    int done = real(path);
+    if (done == 0 && is_known) forget(file.st_ino);
+    return done;
 }
 
 static int read_fails(int fd) {

@@ -38,7 +38,8 @@ const PER_1024_AT: u64 = 4;
 const SEED_AT: u64 = 8;
 const KILL_IN_AT: u64 = 16;
 const COUNTS_AT: u64 = 24;
-const CONTROL_BYTES: u64 = COUNTS_AT + 8 * DiskFault::ALL.len() as u64;
+const LOSES_UNSYNCED_AT: u64 = COUNTS_AT + 8 * DiskFault::ALL.len() as u64;
+const CONTROL_BYTES: u64 = LOSES_UNSYNCED_AT + 8;
 
 /// Switches the faults of the processes that were started with its control file.
 #[derive(Debug)]
@@ -77,6 +78,12 @@ impl FaultSwitch {
     /// counted from now; 0 for never.
     pub fn kill_in(&self, calls: u64) {
         self.write(&calls.to_ne_bytes(), KILL_IN_AT);
+    }
+
+    /// Sets whether a kill undoes all writes since the last sync of their file, as if the machine
+    /// lost its power. Only writes from now on are undone.
+    pub fn lose_unsynced(&self, loses: bool) {
+        self.write(&u64::from(loses).to_ne_bytes(), LOSES_UNSYNCED_AT);
     }
 
     /// Returns the number of failed calls by kind.
@@ -121,6 +128,13 @@ impl FaultLibrary {
     }
 }
 
+impl FaultLibrary {
+    /// Lets files with this text in their path lose nothing at a kill.
+    pub fn except(command: &mut Command, text: &str) {
+        command.env("DISK_FAULTS_EXCEPT", text);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +170,29 @@ mod tests {
         assert_eq!(run(&[DiskFault::Full], again), (true, "\0".repeat(3), [0; 5]));
         assert!(!run(&[DiskFault::Full], "touch $PWD/new").0);
         assert!(run(&[DiskFault::Full], "touch ${PWD%/*}/other").0, "another folder");
+    }
+
+    #[test]
+    fn a_kill_undoes_writes_that_are_not_synced() {
+        let left = |changes: &str, loses: bool| {
+            let folder = tempfile::tempdir().expect("a folder");
+            let (disk, control) = (folder.path().join("disk"), folder.path().join("control"));
+            std::fs::create_dir(&disk).expect("a folder");
+            std::fs::write(disk.join("f"), "old and long").expect("a file");
+            let switch = FaultSwitch::create(&control);
+            switch.lose_unsynced(loses);
+            switch.kill_in(3);
+            let mut python = Command::new("python3");
+            let script = format!("import os; f = os.open('f', os.O_WRONLY); {changes}");
+            python.args(["-c", &script]).current_dir(&disk);
+            FaultLibrary::build(folder.path()).preload(&mut python, &disk, &control);
+            assert_eq!(python.output().expect("Python").status.code(), None, "a signal ended it");
+            std::fs::read_to_string(disk.join("f")).expect("a file")
+        };
+        let synced = "os.write(f, b'new'); os.fsync(f); os.ftruncate(f, 1)";
+        let unsynced = "os.write(f, b'new'); os.write(f, b'est and longer'); os.ftruncate(f, 1)";
+        assert_eq!([left(synced, true), left(synced, false)], ["new and long"; 2]);
+        assert_eq!([left(unsynced, true), left(unsynced, false)], ["old and long", "newest and longer"]);
     }
 
     #[test]

@@ -211,6 +211,14 @@ fn weakened_security_rule_needs_an_approver_whatever_the_traffic() {
             login(r#""limit":10,"class":"security","when":{"user":"z*"}"#),
             "applies security rule \"login\" to fewer",
         ),
+        (
+            login(r#""limit":10,"class":"security","regime":"share""#),
+            "weakens the regime of security rule \"login\" to share; ",
+        ),
+        (
+            login(r#""limit":10,"class":"security","regime":"regional""#),
+            "weakens the regime of security rule \"login\" to regional; ",
+        ),
         (for_all(r#""key":["*"],"limit":21"#), "lifts security rule \"login\" for many keys: "),
         (
             for_all(r#""key":["*"],"limit":10,"mode":"shadow""#),
@@ -244,6 +252,52 @@ fn security_rule_is_not_raised_in_small_steps() {
     assert_eq!((alone.needs, both.needs), (ChangeNeeds::Nothing, ChangeNeeds::Approver));
     let words = "raises security rule \"login\" from 10 to 22 since 20:00 UTC, more than 2 times";
     assert!(both.because.contains(words), "{}", both.because);
+}
+
+#[test]
+fn template_of_a_series_stays_while_rules_of_others_use_it() {
+    let mut series = Series::of_rule(&limit(100, ""), requests());
+    let template = put(RowKind::Template, "t", r#"{"limit":5,"period":"1h"}"#);
+    series.apply(&[template]);
+    // Another author uses it.
+    let of_other = put(RowKind::Rule, "b", r#"{"key":["team"],"template":"t"}"#);
+    series.rule_rows = RuleRows { revision: 3, ..with(&series.rule_rows, &[of_other]) };
+    let (alone, both) = series.effects(&lower(99));
+    assert_eq!((alone.needs, both.needs), (ChangeNeeds::Nothing, ChangeNeeds::Nothing), "{}", both.because);
+}
+
+/// Overrides that lift single users out of the login rule.
+fn lifted(users: std::ops::Range<u32>) -> Vec<Operation> {
+    let over = |user| format!(r#"{{"rule":"login","key":["u{user}"],"limit":1000}}"#);
+    users.map(|user| put(RowKind::Override, &format!("o{user}"), &over(user))).collect()
+}
+
+#[test]
+fn security_rule_is_not_lifted_key_by_key() {
+    let mut series = Series::new(vec![row(RowKind::Rule, "login", LOGIN)], Vec::new());
+    let words = "lifts security rule \"login\" for many keys";
+    let (many, _) = series.effects(&lifted(0..11));
+    assert!(many.needs == ChangeNeeds::Approver && many.because.contains(words), "{}", many.because);
+    assert_eq!(series.effects(&lifted(0..10)).1.needs, ChangeNeeds::Nothing);
+    series.apply(&lifted(0..10));
+    let (alone, both) = series.effects(&lifted(10..11));
+    assert_eq!((alone.needs, both.needs), (ChangeNeeds::Nothing, ChangeNeeds::Approver));
+    assert!(both.because.contains(words), "{}", both.because);
+}
+
+#[test]
+fn heirs_of_a_security_rule_are_not_lifted_with_its_period() {
+    let rule = |amount: u32, period: &str| {
+        format!(r#"{{"key":["user"],"limit":{amount},"burst":60,"period":"{period}","class":"security"}}"#)
+    };
+    let rows = vec![
+        row(RowKind::Rule, "login", &rule(60, "1h")),
+        row(RowKind::Override, "o", r#"{"rule":"login","key":["*"],"limit":60}"#),
+    ];
+    let series = Series::new(rows, Vec::new());
+    let (effect, _) = series.effects(&[put(RowKind::Rule, "login", &rule(1, "1m"))]);
+    assert_eq!(effect.needs, ChangeNeeds::Approver, "{}", effect.because);
+    assert!(effect.because.contains("lifts security rule"), "{}", effect.because);
 }
 
 /// A rule that blocks a range.
