@@ -373,11 +373,16 @@ mod tests {
         let (slots, room) = (Arc::new(Slots::default()), Arc::new(Semaphore::new(1)));
         let taken = slots.take(room.try_acquire_owned().expect("room"));
         let memory = Arc::new(RequestMemory::new(1 << 20, 1));
-        let (patience, metrics) = (Duration::from_hours(1), Arc::new(Metrics::new(1)));
+        let (patience, metrics) = (Duration::from_hours(1), Arc::new(Metrics::new(1, 1)));
         let patience = ClientTimeouts { idle: patience, request: patience };
         let peer: SocketAddr = ([127, 0, 0, 1], 1).into();
         let partial = PartialRequest::new(&memory, peer.ip());
-        let state = Rc::new(ConnectionState { peer, slot: Arc::clone(&taken.slot), partial });
+        let state = Rc::new(ConnectionState {
+            peer,
+            slot: Arc::clone(&taken.slot),
+            partial,
+            tenant: Cell::default(),
+        });
         let (mut client, server) = duplex(100);
         let mut stream =
             GuardedStream::new(server, state, Framing::Surface, patience, metrics).answers_later();

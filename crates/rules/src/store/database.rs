@@ -56,7 +56,7 @@ const MIGRATIONS: &[(i64, &str, &str)] = &[
     (2, "makers", include_str!("../../migrations/control/0002_makers.sql")),
     (3, "waiting", include_str!("../../migrations/control/0003_waiting.sql")),
     (4, "namespaces", include_str!("../../migrations/control/0004_namespaces.sql")),
-    (6, "related", include_str!("../../migrations/control/0006_related.sql")),
+    (5, "related", include_str!("../../migrations/control/0005_related.sql")),
 ];
 
 /// Attempts to migrate a file. Higher: more servers may start on a new store at once; a store that
