@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
+use tidegate_rules::Mode;
 use tidegate_rules::rows::EmergencyRow;
 
 use crate::guardrail::{ApprovedEffect, StricterRules};
@@ -334,8 +335,11 @@ impl Denials {
             return Vec::new();
         }
         let looks = self.looks_since(since_look);
-        let found = in_force.counted().filter(|(rule, _)| rules.contains_key(&*rule.name));
-        let mut found: Vec<_> = found.map(|(rule, keys)| (rule.name.clone(), keys)).collect();
+        let touched = in_force.counted().filter(|(rule, _)| rules.contains_key(&*rule.name));
+        // A rule in shadow mode denies nothing. Its next enforcement is judged by its shadow traffic.
+        let (enforced, idle): (Vec<_>, Vec<_>) = touched.partition(|(rule, _)| rule.mode == Mode::Enforce);
+        self.acquit(idle.into_iter().map(|(rule, _)| &*rule.name));
+        let mut found: Vec<_> = enforced.into_iter().map(|(rule, keys)| (rule.name.clone(), keys)).collect();
         found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let touched = |(name, keys): (Box<str>, &RuleKeys)| {
             let tenant = rules.get(&*name).cloned().flatten();
@@ -385,6 +389,14 @@ impl Denials {
         let of_change = all.filter(|keys| tenant.is_none_or(|tenant| *keys.tenant == *tenant));
         let baselines: Arc<[_]> = of_change.filter_map(|keys| KeyBaseline::take(&keys, looks)).collect();
         (!baselines.is_empty()).then_some((baselines, applied_ms))
+    }
+
+    /// Stops watching rules for all changes.
+    fn acquit<'r>(&mut self, rules: impl Iterator<Item = &'r str>) {
+        for rule in rules {
+            self.watched.iter_mut().for_each(|watched| drop(watched.rules.remove(rule)));
+        }
+        self.watched.retain(|watched| !watched.rules.is_empty());
     }
 
     fn make_room(&mut self) -> Vec<u64> {
@@ -442,12 +454,14 @@ impl Denials {
     }
 
     /// Returns the rules of a change that would be watched, and the reason for those that would
-    /// not. `rekeyed` are the rules that get another key.
+    /// not. `rekeyed` are the rules that get another key, `idle` those
+    /// that deny nothing after the change.
     pub(super) fn forecast(
         &self,
         touched: &[String],
         stricter: &StricterRules,
         rekeyed: &HashSet<String>,
+        idle: &HashSet<String>,
         in_force: &impl NodeRules,
     ) -> WatchForecast {
         let (mut forecast, mut revertible, mut first_shadowed) = (WatchForecast::default(), false, None);
@@ -457,7 +471,9 @@ impl Denials {
             .map(|(rule, keys)| (&*rule.name, keys))
             .collect();
         for rule in touched {
-            if stricter.new.contains(rule) {
+            if idle.contains(rule) {
+                // There is nothing to undo.
+            } else if stricter.new.contains(rule) {
                 forecast.leave_out(rule, UnwatchedReason::New);
             } else if !stricter.has_precedent(rule) && !self.is_in_question(rule) {
                 // The change only relaxes the rule.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use tidegate_rules::change::Operation;
 use tidegate_rules::rows::{EmergencyRow, RowKind, RuleRows};
 use tidegate_rules::store::{AUTHOR_CHANGES_MAX, StoreError, in_emergency};
-use tidegate_rules::{Class, EMERGENCIES_MAX, Rule};
+use tidegate_rules::{Class, EMERGENCIES_MAX, Mode, Rule};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::control::{Control, Stopping, let_go};
@@ -250,9 +250,13 @@ fn forecast<N: Node>(
     let after: Vec<&Rule> = change_plan.after().rules().iter().filter(is_touched).collect();
     let is_rekeyed = |rule: &&&Rule| before.get(&*rule.name).is_some_and(|before| before.key != rule.key);
     let rekeyed = after.iter().filter(is_rekeyed).map(|rule| rule.name.to_string()).collect();
+    let enforced = after.iter().filter(|rule| rule.mode == Mode::Enforce);
+    let enforced: HashSet<&str> = enforced.map(|rule| &*rule.name).collect();
+    let idle = scope.touched().iter().filter(|rule| !enforced.contains(rule.as_str())).cloned().collect();
     // A load of new rules waits for the lock of the denials.
-    let stricter = scope.stricter();
-    let mut forecast = control.denials().forecast(scope.touched(), &stricter, &rekeyed, &*in_force);
+    let (stricter, denials) = (scope.stricter(), control.denials());
+    let mut forecast = denials.forecast(scope.touched(), &stricter, &rekeyed, &idle, &*in_force);
+    drop(denials);
     let mut all = before.values().chain(&after);
     if let Some(rule) = all.find(|rule| rule.class == Class::Security) {
         forecast = forecast.alarm_only(AlarmCause::Security(rule.name.to_string()));

@@ -338,6 +338,19 @@ async fn first_enforcement_is_not_rolled_back_unless_its_terms_are_new() {
     }
 }
 
+#[tokio::test]
+async fn a_rule_that_is_tuned_in_shadow_mode_is_not_undone() {
+    let fixture = settled().await;
+    fixture.put("per_user", &per_user(PLENTY - 1)).await;
+    fixture.put("per_user", r#"{"key":["user"],"limit":1,"period":"1h","mode":"shadow"}"#).await;
+    fixture.node.note_users("per_user", ("", USERS), 10);
+    fixture.minute().await;
+    let enforced = fixture.put("per_user", &per_user(1)).await;
+    fixture.flood().await;
+    assert_eq!(fixture.state(&enforced).await, ChangeState::Applied);
+    assert_eq!(fixture.rollbacks(), (false, false));
+}
+
 /// A rule of class `security`, in a mode.
 fn guard(mode: &str) -> String {
     format!(r#"{{"key":["user"],"limit":1,"period":"1h","class":"security","mode":"{mode}"}}"#)

@@ -313,7 +313,13 @@ fn few_keys_of_a_held_baseline_are_a_reason() {
         fixture.look();
     }
     let stricter = StricterRules { known: BTreeSet::from(["a".to_owned()]), ..StricterRules::default() };
-    let forecast = fixture.denials.forecast(&["a".to_owned()], &stricter, &HashSet::new(), &fixture.rules);
+    let forecast = fixture.denials.forecast(
+        &["a".to_owned()],
+        &stricter,
+        &HashSet::new(),
+        &HashSet::new(),
+        &fixture.rules,
+    );
     let reason = forecast.not_watched().expect("a reason");
     assert!(reason.contains("had requests of 9 keys"), "{reason}");
 }
@@ -364,7 +370,8 @@ fn forecast_lists_the_rules_to_be_watched() {
         shadowed: BTreeSet::from(["shadowed".to_owned()]),
     };
     let rekeyed = names(&["rekeyed"]).into_iter().collect();
-    let forecast = |touched: &[&str]| denials.forecast(&names(touched), &stricter, &rekeyed, &rules);
+    let forecast =
+        |touched: &[&str]| denials.forecast(&names(touched), &stricter, &rekeyed, &HashSet::new(), &rules);
     let all = forecast(&["known", "new", "raised"]);
     assert_eq!(all.to_json().expect("watched")["rules"], serde_json::json!(["known"]));
     let action = |touched: &[&str]| forecast(touched).to_json().expect("watched")["action"].clone();
