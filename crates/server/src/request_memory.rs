@@ -188,8 +188,6 @@ pub(crate) struct PartialRequest {
     address: IpAddr,
     /// The tenant that pays; without one, the address pays.
     tenant: Cell<Option<TenantIndex>>,
-    /// The tenant that pays for each request as long as its own is unknown.
-    owner: Cell<Option<TenantIndex>>,
     held: Cell<usize>,
     charged: Cell<usize>,
     /// Whether a surface waits for the rest, even if no byte is held.
@@ -203,7 +201,6 @@ impl PartialRequest {
             memory: Arc::clone(memory),
             address: network_of(address),
             tenant: Cell::new(None),
-            owner: Cell::new(None),
             held: Cell::new(0),
             charged: Cell::new(0),
             is_awaited: Cell::new(false),
@@ -241,16 +238,9 @@ impl PartialRequest {
         self.held.set(bytes);
         if bytes == 0 {
             self.release();
-            self.tenant.set(self.owner.get());
+            self.tenant.set(None);
         } else if self.charged.get() > 0 {
             self.release_above(self.owed());
-        }
-    }
-
-    /// Lets a tenant pay for all that follows, such as the frames of its connection.
-    pub(crate) fn set_owner(&self, tenant: TenantIndex) {
-        if self.owner.replace(Some(tenant)) != Some(tenant) {
-            self.belongs_to(tenant);
         }
     }
 
@@ -390,24 +380,6 @@ mod tests {
             request.set(bytes);
             assert_eq!((request.charge(), memory.used()), (Ok(()), steps * CHARGE_BYTES), "{bytes}");
         }
-    }
-
-    #[test]
-    fn the_owner_pays_for_every_request_of_a_connection() {
-        let memory = Arc::new(RequestMemory::new(100 * CHARGE_BYTES, 2));
-        let request = PartialRequest::new(&memory, ONE);
-        let tenant = |at: usize| memory.tenants[at].load(Ordering::Relaxed) / CHARGE_BYTES;
-        request.set(3 * CHARGE_BYTES);
-        assert_eq!((request.charge(), memory.strangers().used / CHARGE_BYTES), (Ok(()), 3));
-        request.set_owner(1);
-        for steps in [3, 5] {
-            request.set(steps * CHARGE_BYTES);
-            assert_eq!((request.charge(), tenant(1), memory.strangers().used), (Ok(()), steps, 0));
-            request.set(0);
-        }
-        request.belongs_to(0);
-        request.add(CHARGE_BYTES);
-        assert_eq!((request.charge(), tenant(0), tenant(1)), (Ok(()), 1, 0));
     }
 
     #[test]

@@ -246,7 +246,7 @@ fn an_expiry_is_a_time_a_duration_or_a_number() {
         assert_eq!(stored["row"]["body"]["expires"], json!(4_000_000_000_000_u64), "{good}");
     }
     for (text, problem) in [
-        ("4000000000", "overrides[\"o\"].expires: 4000000000 is outside 1000000000000 to "),
+        ("4000000000", "line 6: overrides[0].expires: 4000000000 is outside 1000000000000 to "),
         ("1700000000000", "overrides[\"o\"].expires: 2023-11-14T22:13:20.000Z is not in the future: it is "),
         ("2020-01-01", "milliseconds since the Unix epoch (1798761600000) or RFC 3339"),
     ] {

@@ -58,7 +58,6 @@ pub(super) fn principal(shared: &Shared, headers: &HeaderMap) -> Result<Principa
 /// Serves one call of a tenant.
 pub(super) async fn should_rate_limit(call: &Call, tenant: TenantIndex, body: Incoming) -> Response<Reply> {
     let shared = &call.shared;
-    call.set_owner(tenant);
     let message = match read_in_time(call, tenant, body).await {
         Ok(message) => message,
         Err(status) => return status.into_http(),

@@ -111,11 +111,6 @@ impl Call {
         Self { connection, began }
     }
 
-    /// Lets a tenant pay for the frames of the connection, which precede its next calls.
-    pub(super) fn set_owner(&self, tenant: TenantIndex) {
-        self.connection.state.partial.set_owner(tenant);
-    }
-
     /// Returns the account of a message that arrives in part. The address pays until a tenant does.
     pub(super) fn partial(&self) -> PartialRequest {
         self.connection.state.partial.of_same_address()
