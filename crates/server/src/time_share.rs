@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(above(&[1, 1], &[0, 100], 0), [false, true]);
         assert_eq!(above(&[1, 4], &[40, 60], 0), [true, false], "by weight");
         assert_eq!(above(&[1, 1], &[5, 10], 85), [false, false], "clients without a token are the cause");
-        // What fifty small tenants leave goes to the others.
+        // The others divide the time that fifty small tenants leave.
         let mut used = vec![1; 50];
         used.extend([200, 750]);
         let found = above(&[1; 52], &used, 0);

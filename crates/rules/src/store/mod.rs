@@ -185,6 +185,18 @@ pub enum StoreError {
     NothingToRestore,
 }
 
+fn conflict_text(row: &RowConflict) -> String {
+    format!("{} {:?} (revision {})", kind_name(row.kind), row.name, row.revision)
+}
+
+fn row_text((kind, name): &(RowKind, String)) -> String {
+    format!("{} {name:?}", kind_name(*kind))
+}
+
+fn emergency_text((rule, id): &(String, String)) -> String {
+    format!("rule {rule:?} (emergency {id:?})")
+}
+
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -209,20 +221,13 @@ impl fmt::Display for StoreError {
             Self::Database(error) => write!(f, "rules: the store failed: {error}"),
             Self::Invalid(problem) => problem.fmt(f),
             Self::NotThere(object) => write!(f, "there is no {object}"),
-            Self::Conflict(rows) => {
-                let row = |row: &RowConflict| {
-                    format!("{} {:?} (revision {})", kind_name(row.kind), row.name, row.revision)
-                };
-                write!(
-                    f,
-                    "conflict: changed in the meantime: {}; plan the change again, and send its \
-                     `base_revision`",
-                    listed(rows, row)
-                )
-            }
+            Self::Conflict(rows) => write!(
+                f,
+                "conflict: changed in the meantime: {}; plan the change again, and send its `base_revision`",
+                listed(rows, conflict_text)
+            ),
             Self::Missing(rows) => {
-                let row = |row: &(RowKind, String)| format!("{} {:?}", kind_name(row.0), row.1);
-                write!(f, "cannot delete rows that do not exist: {}", listed(rows, row))
+                write!(f, "cannot delete rows that do not exist: {}", listed(rows, row_text))
             }
             Self::TooManyEmergencies => {
                 write!(f, "emergencies: the maximum of {EMERGENCIES_MAX} is reached: end one")
@@ -235,14 +240,11 @@ impl fmt::Display for StoreError {
                 f,
                 "changes: the maximum of {WAITING_MAX} waiting changes is reached: approve or reject one"
             ),
-            Self::InEmergency(rules) => {
-                let rule = |(rule, id): &(String, String)| format!("rule {rule:?} (emergency {id:?})");
-                write!(
-                    f,
-                    "cannot delete rules with an active emergency, end it first: {}",
-                    listed(rules, rule)
-                )
-            }
+            Self::InEmergency(rules) => write!(
+                f,
+                "cannot delete rules with an active emergency, end it first: {}",
+                listed(rules, emergency_text)
+            ),
             Self::Moved { checked, now } => write!(
                 f,
                 "conflict: planned against revision {} (emergencies {}), but the latest is {} (emergencies \
