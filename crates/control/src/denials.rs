@@ -336,7 +336,7 @@ impl Denials {
         }
         let looks = self.looks_since(since_look);
         let touched = in_force.counted().filter(|(rule, _)| rules.contains_key(&*rule.name));
-        // A rule in shadow mode denies nothing. Its next enforcement is judged by its shadow traffic.
+        // A rule in shadow mode denies nothing. Its shadow traffic judges its next enforcement.
         let (enforced, idle): (Vec<_>, Vec<_>) = touched.partition(|(rule, _)| rule.mode == Mode::Enforce);
         self.acquit(idle.into_iter().map(|(rule, _)| &*rule.name));
         let mut found: Vec<_> = enforced.into_iter().map(|(rule, keys)| (rule.name.clone(), keys)).collect();
